@@ -1,0 +1,109 @@
+"""Imports inside the package go one way: each layer sees only itself and the layers before it."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import sketchoptim
+
+PACKAGE = "sketchoptim"
+LAYERS = (
+    {"hashing"},
+    {"rows"},
+    {"sketch"},
+    {"storage"},
+    {"moments"},
+    {"ops"},
+    {"optim"},
+    {"nn", "diagnostics", "distributed"},
+    {"experiments"},
+    {"cli", "__main__"},
+)
+RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
+# The public names gather every layer that a user programs with, so only what comes after these
+# may say `import sketchoptim`.
+PUBLIC_RANK = RANK["experiments"]
+
+
+def imported_modules(source: str, module: str, *, is_package: bool = False) -> set[str]:
+    """Absolute names of everything `source`, the text of `module`, imports, at any depth.
+
+    `from a import b` yields `a.b`, since b may be a module; ranks only look at the first part.
+    """
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parts = module.split(".")
+            parents = parts[: len(parts) - node.level + is_package] if node.level else []
+            base = ".".join([*parents, *([node.module] if node.module else [])])
+            names.update(f"{base}.{alias.name}" for alias in node.names)
+    return names
+
+
+def violations(source: str, module: str, *, is_package: bool = False) -> list[str]:
+    """One line for each import in `source` that goes against the order of the layers."""
+    layer = module.split(".")[1]
+    if layer not in RANK:
+        return [f"{module} is in no layer; give it one in {Path(__file__).name}"]
+    found = []
+    for name in sorted(imported_modules(source, module, is_package=is_package)):
+        package, _, rest = name.partition(".")
+        if package != PACKAGE:
+            continue
+        if RANK.get(rest.split(".")[0], PUBLIC_RANK) > RANK[layer]:
+            found.append(f"{module} imports {name}")
+    return found
+
+
+def test_imports_follow_the_layers():
+    root = Path(sketchoptim.__file__).parent
+    found = []
+    for path in sorted(root.rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        is_package = parts[-1] == "__init__"
+        module = ".".join([PACKAGE, *parts[: len(parts) - is_package]])
+        if module != PACKAGE:
+            found += violations(path.read_text(encoding="utf-8"), module, is_package=is_package)
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import sketchoptim.optim",
+        "import sketchoptim.optim.adam as adam",
+        "from sketchoptim.optim import Adam",
+        "from sketchoptim import optim",
+        "from ..optim.adam import Adam",
+        "from .. import optim",
+        "def late():\n    from sketchoptim.cli import main",
+        "import sketchoptim as so",
+        "from sketchoptim import Adam",
+    ],
+)
+def test_an_import_of_a_later_layer_is_caught(source):
+    assert len(violations(source, "sketchoptim.moments.exact")) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "is_package", "source"),
+    [
+        ("sketchoptim.optim.adam", False, "from sketchoptim.moments import Exact"),
+        ("sketchoptim.optim.adam", False, "from ..moments.exact import Exact"),
+        ("sketchoptim.optim.adam", False, "from .base import Base"),
+        ("sketchoptim.optim", True, "from .adam import Adam"),
+        ("sketchoptim.optim", True, "from ..moments import Exact"),
+        ("sketchoptim.sketch", False, "from .hashing import buckets"),
+        ("sketchoptim.nn.mach", False, "import torch, sketchoptim.diagnostics.planner"),
+        ("sketchoptim.cli", False, "import sketchoptim as so"),
+    ],
+)
+def test_an_import_of_the_same_or_an_earlier_layer_is_allowed(module, is_package, source):
+    assert violations(source, module, is_package=is_package) == []
+
+
+def test_a_file_outside_the_layers_is_caught():
+    assert len(violations("", "sketchoptim.utils")) == 1
