@@ -1,0 +1,5 @@
+"""Memory-compressed optimizers for PyTorch."""
+
+from importlib.metadata import version
+
+__version__ = version("sketchoptim")
