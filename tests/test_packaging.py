@@ -1,9 +1,16 @@
+import os
+import shutil
 import subprocess
 import sys
 from importlib.metadata import version
 from importlib.resources import files
+from pathlib import Path
+
+import pytest
 
 import sketchoptim
+
+ROOT = Path(__file__).parents[1]
 
 OPTIONAL = ("lightning", "matplotlib", "rich", "tensorboard", "transformers", "typer")
 
@@ -20,3 +27,48 @@ def test_import_needs_no_optional_dependency():
     # None in sys.modules makes any import of that name raise, as if it were not installed.
     program = f"import sys; sys.modules.update(dict.fromkeys({OPTIONAL})); import sketchoptim"
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.fixture
+def build_with_broken_cmake(tmp_path):
+    """Builds a wheel of this source tree on a machine whose cmake runs but always fails."""
+    tree = tmp_path / "tree"
+    shutil.copytree(ROOT / "src", tree / "src")
+    for name in ("pyproject.toml", "CMakeLists.txt", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tree)
+    cmake = tmp_path / "cmake"
+    answer = '{"version": {"string": "3.31.0"}}'
+    cmake.write_text(f"#!/bin/sh\n[ \"$1\" = -E ] && echo '{answer}'\n")
+    cmake.chmod(0o755)
+
+    def build(**environment: str) -> subprocess.CompletedProcess[str]:
+        program = f"from scikit_build_core.build import build_wheel; build_wheel({str(tmp_path)!r})"
+        return subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=tree,
+            env={**os.environ, "CMAKE_EXECUTABLE": str(cmake), **environment},
+            capture_output=True,
+            text=True,
+        )
+
+    return build
+
+
+def test_a_failing_native_build_falls_back_to_a_pure_python_wheel(
+    build_with_broken_cmake, tmp_path
+):
+    built = build_with_broken_cmake(SKETCHOPTIM_REQUIRE_NATIVE="0")
+    assert built.returncode == 0, built.stderr
+    assert "CMake configuration failed - retrying" in built.stdout
+    assert [wheel.name for wheel in tmp_path.glob("*.whl")] == [
+        f"sketchoptim-{sketchoptim.__version__}-py3-none-any.whl"
+    ]
+
+
+def test_a_failing_native_build_is_an_error_where_native_is_required(
+    build_with_broken_cmake, tmp_path
+):
+    built = build_with_broken_cmake(SKETCHOPTIM_REQUIRE_NATIVE="1")
+    assert built.returncode != 0
+    assert "SKETCHOPTIM_REQUIRE_NATIVE forbids" in built.stdout
+    assert not list(tmp_path.glob("*.whl"))
