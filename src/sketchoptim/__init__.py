@@ -1,5 +1,34 @@
-"""Memory-compressed optimizers for PyTorch."""
+"""Optimizers for PyTorch whose state is half a byte a row.
+
+>>> import torch, sketchoptim as so
+>>> model = torch.nn.EmbeddingBag(10_000, 64, sparse=True, mode="sum")
+>>> optimizer = so.Adam(model.parameters(), lr=0.01)  # instead of torch.optim.SparseAdam
+"""
 
 from importlib.metadata import version
 
+from .diagnostics import MemoryReport, memory_report
+from .optim import SGD, Adagrad, Adam, AdamW, RMSprop, clip_grad_norm_
+from .sketch import CountMinSketch, CountSketch
+from .storage import Exact, Memory, RankOne, RowWise, Sketched, TopSingular
+
 __version__ = version("sketchoptim")
+
+__all__ = [
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "CountMinSketch",
+    "CountSketch",
+    "Exact",
+    "Memory",
+    "MemoryReport",
+    "RMSprop",
+    "RankOne",
+    "RowWise",
+    "Sketched",
+    "TopSingular",
+    "clip_grad_norm_",
+    "memory_report",
+]

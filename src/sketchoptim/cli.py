@@ -1,0 +1,64 @@
+"""The command line: `sketchoptim demo`."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+if TYPE_CHECKING:
+    import typer
+
+
+def main() -> None:
+    """Runs the command line, or says what to install for it."""
+    try:
+        app = build_app()
+    except ModuleNotFoundError as error:
+        if error.name not in {"typer", "rich"}:
+            raise
+        sys.exit(
+            f"the command line needs {error.name}, which is not installed; "
+            "run: pip install 'sketchoptim[cli]'"
+        )
+    app()
+
+
+def build_app() -> "typer.Typer":
+    """The commands. Made on demand, because the library itself does without typer and rich."""
+    import torch
+    import typer
+    from rich.console import Console
+
+    from .experiments import demo as demos
+
+    app = typer.Typer(
+        help="Memory-compressed optimizers for PyTorch.",
+        no_args_is_help=True,
+        add_completion=False,
+    )
+
+    @app.callback()
+    def commands() -> None:
+        # without a callback typer runs a lone command without its name
+
+    @app.command()
+    def demo(
+        steps: Annotated[
+            int, typer.Option(min=1, help="Updates a method.")
+        ] = demos.STEPS,
+        seed: Annotated[int, typer.Option(help="Of the weights and the negatives.")] = 0,
+        threads: Annotated[
+            int | None, typer.Option(min=1, help="CPU threads; torch decides by default.")
+        ] = None,
+        sources: Annotated[
+            Path | None,
+            typer.Option(
+                exists=True, file_okay=False, help="Train on this folder's .py files instead."
+            ),
+        ] = None,
+    ) -> None:
+        """Train a language model on Python's own sources with exact Adam and with lean."""
+        if threads is not None:
+            torch.set_num_threads(threads)
+        demos.run_demo(steps=steps, seed=seed, sources=sources, console=Console())
+
+    return app

@@ -1,0 +1,58 @@
+"""First and second moments behind one interface, whatever they are stored in."""
+
+from torch import Tensor
+
+from ..storage import Exact, RankOne, RowWise, Sketched, Storage
+from .exact import ExactMoment
+from .moment import Average, Moment, Name, State, Table
+from .rank_one import RankOneMoment
+from .row_wise import RowWiseMoment
+from .sketched import LinearMoment, SketchedMoment, sketched_moment
+from .top_singular import TopSingularMoment
+
+__all__ = [
+    "HOST_PARTS",
+    "Average",
+    "ExactMoment",
+    "LinearMoment",
+    "Moment",
+    "Name",
+    "SketchedMoment",
+    "State",
+    "Table",
+    "create",
+    "open_moment",
+]
+
+# Tensors that are read as Python numbers stay on the CPU whatever the parameter's device.
+HOST_PARTS = frozenset({"scale", "rounds"})
+
+
+def create(storage: Storage, table: Table, *, fill: float = 0.0) -> dict[str, Tensor]:
+    """The tensors of a fresh moment whose every estimate is `fill`, by the name of their part."""
+    match storage:
+        case Exact():
+            return ExactMoment.create(table, fill)
+        case RowWise():
+            return RowWiseMoment.create(table, fill)
+        case Sketched():
+            return SketchedMoment.create(storage, table, fill)
+        case RankOne():
+            return RankOneMoment.create(table, fill)
+        case _:
+            return TopSingularMoment.create(table, fill)
+
+
+def open_moment(storage: Storage, name: Name, tensors: State) -> Moment:
+    """The moment over tensors that `create` made."""
+    match storage:
+        case Exact():
+            return ExactMoment(tensors)
+        case RowWise():
+            return RowWiseMoment(tensors)
+        case Sketched():
+            return sketched_moment(storage, name, tensors)
+        case RankOne():
+            return RankOneMoment(tensors)
+        case _:
+            return TopSingularMoment(name, tensors)

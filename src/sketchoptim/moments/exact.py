@@ -1,0 +1,22 @@
+"""One number for each weight, as torch.optim keeps it."""
+
+import torch
+from torch import Tensor
+
+from .moment import Moment, State, Table
+
+
+class ExactMoment(Moment):
+    """Rows of a tensor of the parameter's shape and dtype; only touched rows move."""
+
+    @staticmethod
+    def create(table: Table, fill: float) -> State:
+        values = torch.full(table.shape, fill, dtype=table.dtype, device=table.device)
+        return {"values": values}
+
+    def update_(self, ids: Tensor, values: Tensor) -> Tensor:
+        stored = self.tensors["values"]
+        old = stored.index_select(0, ids).view_as(values).to(values.dtype)
+        new = self.average.moved(old, values)
+        stored.index_copy_(0, ids, new.to(stored.dtype).view(-1, *stored.shape[1:]))
+        return new

@@ -1,0 +1,76 @@
+"""What a moment is to an optimizer: a thing that takes rows and gives back their estimates."""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+Name = Literal["first", "second"]
+State = dict[str, Tensor]
+
+
+class Average(NamedTuple):
+    """How a moment moves: ``moment <- decay * moment + weight * value``."""
+
+    decay: float
+    weight: float
+
+    def delta(self, old: Tensor, value: Tensor) -> Tensor:
+        """What to add to `old`; for a moving average the form of SparseAdam and of Algorithm 4."""
+        if self.weight == 1 - self.decay:
+            return (value - old) * self.weight
+        return old * (self.decay - 1) + value * self.weight
+
+    def moved(self, old: Tensor, value: Tensor) -> Tensor:
+        """The moment after the value."""
+        return old + self.delta(old, value)
+
+
+@dataclass(frozen=True)
+class Table:
+    """What a moment knows of its parameter: ``[rows, dim]`` after flattening a row."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+    number: int
+    """The parameter's place in its optimizer, from which its hash is seeded."""
+
+    @property
+    def rows(self) -> int:
+        return self.shape[0] if self.shape else 1
+
+    @property
+    def dim(self) -> int:
+        return self.shape[1:].numel()
+
+
+class Moment:
+    """One moment of one parameter, over tensors that live in the optimizer's state.
+
+    A step calls `begin_`, then `gather_` with all rows if `gathers`, then `update_` with all rows,
+    then `end_`. Rows come in chunks of unique ids, ascending over the whole step.
+    """
+
+    gathers = False
+    """Whether a row's estimate depends on rows that come after it."""
+
+    average: Average
+
+    def __init__(self, tensors: State) -> None:
+        self.tensors = tensors
+
+    def begin_(self, average: Average, touched: int) -> None:
+        """Starts a step that will touch so many rows; decays what decays as a whole."""
+        self.average = average
+
+    def gather_(self, ids: Tensor, values: Tensor) -> None:
+        """Takes in ``values[k, dim]`` of ``ids[k]`` before any estimate is asked for."""
+
+    def update_(self, ids: Tensor, values: Tensor) -> Tensor:
+        """The estimates after the step, ``[k, dim]`` or ``[k, 1]`` when one stands for a row."""
+        raise NotImplementedError
+
+    def end_(self, step: int) -> None:
+        """Finishes step number `step`."""

@@ -1,0 +1,49 @@
+"""Row sums times column sums: the non-negative factors of rank one."""
+
+import torch
+from torch import Tensor
+
+from .. import hashing
+from ..sketch import CountMinSketch
+from .moment import Average, Moment, State, Table
+
+
+class RankOneMoment(Moment):
+    """``rows_i * columns_j / sum(columns)`` of the whole table's decayed moment.
+
+    Both factors are sums of the moment itself, so decaying the table decays them, whole: the row
+    sums through the lazy scale of a sketch that has a bucket of its own for each row.
+    """
+
+    gathers = True
+
+    @staticmethod
+    def create(table: Table, fill: float) -> State:
+        device = table.device
+        return {
+            "table": torch.full((1, table.rows, 1), fill * table.dim, device=device),
+            "scale": torch.ones(()),
+            "words": hashing.injective(table.rows, 1).to(device),
+            "columns": torch.full((table.dim,), fill * table.rows, device=device),
+        }
+
+    def __init__(self, tensors: State) -> None:
+        super().__init__(tensors)
+        self.columns = tensors["columns"]
+        self.rows = CountMinSketch.over(
+            table=tensors["table"], scale=tensors["scale"], words=tensors["words"], rounds=None
+        )
+
+    def begin_(self, average: Average, touched: int) -> None:
+        super().begin_(average, touched)
+        self.rows.scale_(average.decay)
+        self.columns.mul_(average.decay)
+
+    def gather_(self, ids: Tensor, values: Tensor) -> None:
+        self.rows.accumulate_(ids, values.sum(1, keepdim=True) * self.average.weight)
+        self.columns.add_(values.sum(0), alpha=self.average.weight)
+
+    def update_(self, ids: Tensor, values: Tensor) -> Tensor:
+        # A table without any mass has estimates of zero, not of 0 / 0.
+        total = self.columns.sum().clamp_min(torch.finfo(self.columns.dtype).tiny)
+        return (self.rows.estimate(ids) * (self.columns / total)).to(values.dtype)

@@ -1,0 +1,21 @@
+"""One number for each row: the moment's mean over the row."""
+
+import torch
+from torch import Tensor
+
+from .moment import Moment, State, Table
+
+
+class RowWiseMoment(Moment):
+    """A float32 vector with an entry for each row; only touched rows move."""
+
+    @staticmethod
+    def create(table: Table, fill: float) -> State:
+        return {"rows": torch.full((table.rows,), fill, device=table.device)}
+
+    def update_(self, ids: Tensor, values: Tensor) -> Tensor:
+        stored = self.tensors["rows"]
+        mean = values.mean(1)
+        new = self.average.moved(stored.index_select(0, ids).to(mean.dtype), mean)
+        stored.index_copy_(0, ids, new.to(stored.dtype))
+        return new.unsqueeze(1)

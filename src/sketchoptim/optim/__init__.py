@@ -1,0 +1,9 @@
+"""The optimizers."""
+
+from .adagrad import Adagrad
+from .adam import Adam, AdamW
+from .clip import clip_grad_norm_
+from .rmsprop import RMSprop
+from .sgd import SGD
+
+__all__ = ["SGD", "Adagrad", "Adam", "AdamW", "RMSprop", "clip_grad_norm_"]

@@ -1,0 +1,89 @@
+"""Adagrad."""
+
+from typing import Any, Literal
+
+from torch import Tensor
+from torch.optim import adagrad as torch_adagrad
+
+from ..moments import Average
+from ..ops import Rule
+from ..storage import Memory
+from .base import Group, Optimizer, State, check_number
+
+
+class Adagrad(Optimizer):
+    r"""Adagrad whose sum of squares lives where `memory` says.
+
+    .. math::
+        v \gets v + g^2, \quad
+        p \gets p - \frac{\mathrm{lr}}{1 + (t - 1) \mathrm{lr\_decay}} \frac{g}{\sqrt{v} + \epsilon}
+
+    Args:
+        params: Parameters, named parameters or groups, as in torch.optim.
+        lr: Learning rate.
+        lr_decay: How fast the learning rate falls with the step.
+        eps: Added to the root of the sum.
+        initial_accumulator_value: What v starts from.
+        weight_decay: Joins the gradient (of touched rows, where it is sparse).
+        memory, maximize, nonfinite: As in `Adam`; `memory.first` is not used.
+    """
+
+    moment_names = ("second",)
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-2,
+        lr_decay: float = 0.0,
+        eps: float = 1e-10,
+        initial_accumulator_value: float = 0.0,
+        weight_decay: float = 0.0,
+        *,
+        memory: str | Memory = "lean",
+        maximize: bool = False,
+        nonfinite: Literal["raise", "skip"] = "raise",
+    ) -> None:
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "lr_decay": lr_decay,
+                "eps": eps,
+                "initial_accumulator_value": initial_accumulator_value,
+                "weight_decay": weight_decay,
+                "memory": memory,
+                "maximize": maximize,
+                "nonfinite": nonfinite,
+            },
+        )
+
+    def _check_options(self, group: Group) -> None:
+        super()._check_options(group)
+        for name in ("lr_decay", "eps", "initial_accumulator_value"):
+            check_number(name, group[name])
+
+    def _fill(self, group: Group) -> float:
+        return float(group["initial_accumulator_value"])
+
+    def _rule(self, group: Group, step: int, *, memory: Memory, is_sparse: bool) -> Rule:
+        return Rule(
+            step_size=float(group["lr"]) / (1 + (step - 1) * group["lr_decay"]),
+            second=Average(1.0, 1.0),
+            eps=group["eps"],
+            weight_decay=group["weight_decay"],
+            maximize=group["maximize"],
+            clip=memory.clip,
+        )
+
+    def _torch_step_(self, group: Group, parameters: list[Tensor], states: list[State]) -> None:
+        torch_adagrad.adagrad(
+            parameters,
+            [p.grad for p in parameters if p.grad is not None],
+            [state["second_values"] for state in states],
+            [state["step"] for state in states],
+            lr=float(group["lr"]),
+            weight_decay=group["weight_decay"],
+            lr_decay=group["lr_decay"],
+            eps=group["eps"],
+            maximize=group["maximize"],
+        )

@@ -1,0 +1,139 @@
+"""Adam and AdamW."""
+
+import math
+from typing import Any, Literal
+
+from torch import Tensor
+from torch.optim import adam as torch_adam
+
+from ..moments import Average
+from ..ops import Rule
+from ..storage import Memory
+from .base import Group, Optimizer, State, check_number
+
+
+class Adam(Optimizer):
+    r"""Adam whose moments live where `memory` says; by default a half byte a row in all.
+
+    .. math::
+        m \gets \beta_1 m + (1 - \beta_1) g, \quad v \gets \beta_2 v + (1 - \beta_2) g^2, \quad
+        p \gets p - \mathrm{lr} \frac{m / (1 - \beta_1^t)}{\sqrt{v / (1 - \beta_2^t)} + \epsilon}
+
+    Under the default, "lean", m is dropped (the step uses g) and v is the mean of g^2 over a row.
+    Sparse gradients move touched rows only and take epsilon as `torch.optim.SparseAdam` does,
+    before the bias correction; dense ones as `torch.optim.Adam` does, after it.
+
+    Args:
+        params: Parameters, named parameters or groups, as in torch.optim. Options of a group win
+            over the ones given here.
+        lr: Learning rate.
+        betas: Decay of the first and of the second moment.
+        eps: Added to the root of the second moment.
+        weight_decay: Joins the gradient (of touched rows, where it is sparse).
+        memory: A preset's name or a `Memory`, for parameters with sparse gradients. A group that
+            names a memory compresses its parameters with dense gradients too.
+        maximize: Climb instead of descending.
+        nonfinite: What a compressed parameter does with a gradient that is not finite: "raise"
+            refuses the whole step, "skip" leaves the parameter as it is and counts the step in
+            ``state["skipped"]``. Exact parameters do what torch.optim does.
+
+    >>> table = torch.nn.Embedding(10_000, 64, sparse=True)
+    >>> optimizer = Adam(table.parameters(), lr=0.01)
+    >>> table(torch.tensor([1, 2])).sum().backward()
+    >>> optimizer.step()
+    """
+
+    moment_names = ("first", "second")
+    is_decoupled = False
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        *,
+        memory: str | Memory = "lean",
+        maximize: bool = False,
+        nonfinite: Literal["raise", "skip"] = "raise",
+    ) -> None:
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "betas": betas,
+                "eps": eps,
+                "weight_decay": weight_decay,
+                "memory": memory,
+                "maximize": maximize,
+                "nonfinite": nonfinite,
+            },
+        )
+
+    def _check_options(self, group: Group) -> None:
+        super()._check_options(group)
+        if len(group["betas"]) != 2:
+            raise ValueError(f"betas must be two numbers, got {group['betas']!r}")
+        for index, beta in enumerate(group["betas"]):
+            check_number(f"betas[{index}]", beta, below=1.0)
+        check_number("eps", group["eps"])
+
+    def _rule(self, group: Group, step: int, *, memory: Memory, is_sparse: bool) -> Rule:
+        lr, decay = float(group["lr"]), group["weight_decay"]
+        beta1, beta2 = (float(beta) for beta in group["betas"])
+        if memory.first is None:
+            beta1 = 0.0
+        root = math.sqrt(1 - beta2**step)
+        return Rule(
+            step_size=lr * (root if is_sparse else 1.0) / (1 - beta1**step),
+            first=None if memory.first is None else Average(beta1, 1 - beta1),
+            second=Average(beta2, 1 - beta2),
+            second_root=1.0 if is_sparse else root,
+            eps=group["eps"],
+            weight_decay=0.0 if self.is_decoupled else decay,
+            shrink=1 - lr * decay if self.is_decoupled else 1.0,
+            maximize=group["maximize"],
+            clip=memory.clip,
+            is_ratio=memory.form == "ratio",
+        )
+
+    def _torch_step_(self, group: Group, parameters: list[Tensor], states: list[State]) -> None:
+        beta1, beta2 = group["betas"]
+        torch_adam.adam(
+            parameters,
+            [p.grad for p in parameters if p.grad is not None],
+            [state["first_values"] for state in states],
+            [state["second_values"] for state in states],
+            [],
+            [state["step"] for state in states],
+            amsgrad=False,
+            beta1=beta1,
+            beta2=beta2,
+            lr=float(group["lr"]),
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=group["maximize"],
+            decoupled_weight_decay=self.is_decoupled,
+        )
+
+
+class AdamW(Adam):
+    r"""Adam with weight decay apart from the gradient: :math:`p \gets (1 - \mathrm{lr} \lambda) p`.
+
+    Where a gradient is sparse, touched rows alone decay, each time they are touched. All else is
+    as in `Adam`.
+    """
+
+    is_decoupled = True
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        **options: Any,
+    ) -> None:
+        super().__init__(params, lr, betas, eps, weight_decay, **options)

@@ -1,0 +1,321 @@
+"""What the optimizers share: groups, state, the checks before a step, and the step."""
+
+import itertools
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple, overload
+
+import torch
+from torch import Tensor
+
+# The public torch.compiler.disable is the same, but takes two seconds to import.
+from torch._compile import _disable_dynamo
+
+from .. import moments, ops
+from ..moments import Moment, Name, SketchedMoment, Table
+from ..ops import Rule
+from ..rows import Rows, of_gradient
+from ..storage import PRESETS, Exact, Memory, Storage
+from . import checkpoint
+
+Group = dict[str, Any]
+State = dict[str, Any]
+
+_EXACT = PRESETS["exact"]
+_REFUSED_FLAGS = ("amsgrad", "centered", "foreach", "fused", "capturable", "differentiable")
+
+
+class _Work(NamedTuple):
+    """One parameter's step, checked and ready to be done."""
+
+    parameter: Tensor
+    rows: Rows
+    memory: Memory
+    rule: Rule
+    is_skipped: bool
+
+
+class Optimizer(torch.optim.Optimizer):
+    """Base of the optimizers; a subclass gives its moments, its rule and its torch.optim twin.
+
+    Each parameter group has a `memory`. It applies to parameters whose gradients are sparse, and
+    to every parameter of a group that names a `memory` itself; all others are kept exact and are
+    stepped by torch.optim's own functions. Which it is, is settled by the first gradient.
+    """
+
+    moment_names: ClassVar[tuple[Name, ...]]
+    """The moments that the algorithm has."""
+
+    def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
+        self._warned: set[Tensor] = set()
+        super().__init__(params, {**defaults, "memory": Memory.of(defaults["memory"])})
+
+    # -- what a subclass gives ---------------------------------------------------------------
+
+    def _check_options(self, group: Group) -> None:
+        """Raises where an option is out of range; called for new groups and before each step."""
+        check_number("lr", group["lr"])
+        check_number("weight_decay", group["weight_decay"])
+        if group["nonfinite"] not in ("raise", "skip"):
+            raise ValueError(f'nonfinite must be "raise" or "skip", got {group["nonfinite"]!r}')
+
+    def storages(self, group: Group, memory: Memory) -> dict[Name, Storage]:
+        """The moments to keep, with where they live."""
+        named = {name: getattr(memory, name) for name in self.moment_names}
+        return {name: storage for name, storage in named.items() if storage is not None}
+
+    def _rule(self, group: Group, step: int, *, memory: Memory, is_sparse: bool) -> Rule:
+        """The numbers of step number `step`, for moments kept as `memory` says."""
+        raise NotImplementedError
+
+    def _torch_step_(self, group: Group, parameters: list[Tensor], states: list[State]) -> None:
+        """Steps parameters with dense gradients and exact moments by torch.optim's function."""
+        raise NotImplementedError
+
+    def _fill(self, group: Group) -> float:
+        """The number that moments start from."""
+        return 0.0
+
+    # -- groups and state --------------------------------------------------------------------
+
+    def add_param_group(self, param_group: Group) -> None:
+        """Adds a group; if it names a `memory`, its dense-gradient parameters are compressed too."""
+        group = dict(param_group)
+        group.setdefault("compress_dense", "memory" in group)
+        group["memory"] = Memory.of(group.get("memory", self.defaults["memory"]))
+        options = {**self.defaults, **group}
+        for flag in _REFUSED_FLAGS:
+            if options.get(flag):
+                raise ValueError(f"{flag} is not supported by {type(self).__name__}; leave it out")
+        self._check_memory(group["memory"])
+        self._check_options(options)
+        super().add_param_group(group)
+
+    def _check_memory(self, memory: Memory) -> None:
+        name = type(self).__name__
+        if "second" in self.moment_names and memory.second is None:
+            raise ValueError(f"memory.second must be a storage for {name}, got None")
+        if memory.form == "ratio" and len(self.moment_names) < 2:
+            raise ValueError(f'form="ratio" divides two moments, but {name} has one')
+
+    def _memory(self, parameter: Tensor, group: Group) -> Memory:
+        """The memory in force for a parameter that has a gradient."""
+        state = self.state.get(parameter)
+        if state:
+            is_compressed = state["is_compressed"]
+        else:
+            assert parameter.grad is not None
+            is_compressed = parameter.grad.is_sparse or group["compress_dense"]
+        return group["memory"] if is_compressed else _EXACT
+
+    def _state_of(self, parameter: Tensor, group: Group) -> State:
+        """The parameter's state, made when it is first needed."""
+        state: State = self.state[parameter]
+        if not state:
+            memory = self._memory(parameter, group)
+            table = self._table(parameter)
+            fresh: State = {"step": torch.zeros(()), "is_compressed": memory is not _EXACT}
+            for name, storage in self.storages(group, memory).items():
+                tensors = moments.create(storage, table, fill=self._fill(group))
+                fresh |= {f"{name}_{part}": tensor for part, tensor in tensors.items()}
+            state |= fresh
+        return state
+
+    def _table(self, parameter: Tensor) -> Table:
+        everything = itertools.chain.from_iterable(group["params"] for group in self.param_groups)
+        number = next(i for i, other in enumerate(everything) if other is parameter)
+        return Table(parameter.shape, parameter.dtype, parameter.device, number)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.__dict__.setdefault("_warned", set())
+
+    # -- the step ----------------------------------------------------------------------------
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @_disable_dynamo  # torch.compile around a training step breaks its graph here and goes on
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Moves every parameter that has a gradient; returns what the closure, if any, returned.
+
+        Everything is checked first: where a check raises, no parameter and no state has changed.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        checked = [self._checked(group) for group in self.param_groups]
+        for group, (exact, works) in zip(self.param_groups, checked, strict=True):
+            if exact:
+                self._torch_step_(group, exact, [self._state_of(p, group) for p in exact])
+            for work in works:
+                self._step_rows_(group, work)
+        return loss
+
+    def _checked(self, group: Group) -> tuple[list[Tensor], list[_Work]]:
+        """The group's parameters with a gradient: those for torch.optim, and those for `ops`."""
+        self._check_options(group)
+        exact, works = [], []
+        for parameter in group["params"]:
+            if parameter.grad is None:
+                continue
+            _check_gradient(parameter, parameter.grad)
+            memory = self._memory(parameter, group)
+            storages = self.storages(group, memory).values()
+            is_exact = all(isinstance(storage, Exact) for storage in storages)
+            if is_exact and not parameter.grad.is_sparse:
+                exact.append(parameter)
+            else:
+                works.append(self._work(parameter, group, memory, is_exact=is_exact))
+        return exact, works
+
+    def _work(self, parameter: Tensor, group: Group, memory: Memory, *, is_exact: bool) -> _Work:
+        assert parameter.grad is not None
+        rows = of_gradient(parameter.grad)
+        state = self.state.get(parameter)
+        step = int(state["step"].item()) + 1 if state else 1
+        rule = self._rule(group, step, memory=memory, is_sparse=parameter.grad.is_sparse)
+        # A compressed moment would carry a NaN on to other rows, so it must never see one.
+        is_refused = not (is_exact or ops.is_finite(parameter, rows, rule=rule))
+        if is_refused and group["nonfinite"] == "raise":
+            raise ValueError(
+                f"the gradient of the parameter of shape {list(parameter.shape)} must be finite "
+                f"and within {ops.LARGEST_GRADIENT:.2g}, got NaN, inf or more; the step is "
+                'refused and nothing has changed. nonfinite="skip" skips and counts such steps'
+            )
+        return _Work(parameter, rows, memory, rule, is_refused)
+
+    def _step_rows_(self, group: Group, work: _Work) -> None:
+        state = self._state_of(work.parameter, group)
+        if work.is_skipped:
+            state["skipped"] = state.get("skipped", 0) + 1
+            return
+        state["step"] += 1
+        opened: dict[Name, Moment] = {}
+        for name, storage in self.storages(group, work.memory).items():
+            prefix = f"{name}_"
+            parts = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+            opened[name] = moments.open_moment(storage, name, parts)
+        self._warn_of_load(work, opened.get("first"))
+        ops.step_(
+            work.parameter, work.rows, opened.get("first"), opened.get("second"), rule=work.rule
+        )
+        for name, moment in opened.items():
+            moment.end_(int(state["step"].item()))
+            state |= {f"{name}_{part}": tensor for part, tensor in moment.tensors.items()}
+
+    def _warn_of_load(self, work: _Work, first: Moment | None) -> None:
+        """Warns once for a parameter whose sketched first moment is too small to be stable."""
+        if not isinstance(first, SketchedMoment) or work.rule.first is None:
+            return
+        load, decay = len(work.rows) / first.sketch.width, work.rule.first.decay
+        limit = 2 / (1 - decay) if decay < 1 else math.inf
+        if load > limit and work.parameter not in self._warned:
+            self._warned.add(work.parameter)
+            warnings.warn(
+                f"{load:.0f} active rows a bucket a step in the first moment of the parameter of "
+                f"shape {list(work.parameter.shape)}: above {limit:.0f} a sketched first moment "
+                "drowns in collisions, and the forms of the paper diverge. Use a larger ratio, "
+                "or Memory(first=None)",
+                stacklevel=5,
+            )
+
+    # -- checkpoints -------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state in tensors, numbers and strings, which `torch.load` reads by default."""
+        packed = super().state_dict()
+        for group in packed["param_groups"]:
+            group["memory"] = group["memory"].to_dict()
+        return packed
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores what `state_dict` gave, bit for bit, or says what differs and changes nothing.
+
+        torch.optim casts state to the parameter's dtype and shares it with the given dict; here
+        tables keep their own dtype, and everything is copied.
+        """
+        final: dict[str, Any] = {}
+
+        def check(_: torch.optim.Optimizer, hooked: dict[str, Any]) -> None:
+            self._check_loaded(hooked)
+            final.update(hooked)
+
+        def restore(_: torch.optim.Optimizer) -> None:
+            self._restore_(final)
+
+        # The check runs behind the user's own hooks, the restoring before them.
+        handles = [
+            self.register_load_state_dict_pre_hook(check),
+            self.register_load_state_dict_post_hook(restore, prepend=True),
+        ]
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _check_loaded(self, loaded: dict[str, Any]) -> None:
+        saved_groups = loaded["param_groups"]
+        if len(saved_groups) != len(self.param_groups):
+            return  # torch.optim says so
+        for number, (group, saved) in enumerate(zip(self.param_groups, saved_groups, strict=True)):
+            checkpoint.check_options(f"group {number}", set(self.defaults), set(saved))
+            checkpoint.check_memory(f"group {number}", group["memory"], saved["memory"])
+            for parameter, key in zip(group["params"], saved["params"], strict=False):
+                state = loaded["state"].get(key)
+                if state:
+                    memory = group["memory"] if state.get("is_compressed") else _EXACT
+                    storages = self.storages({**self.defaults, **saved}, memory)
+                    checkpoint.check_state(
+                        f"parameter {key}", storages, self._table(parameter), state
+                    )
+
+    def _restore_(self, loaded: dict[str, Any]) -> None:
+        for group, saved in zip(self.param_groups, loaded["param_groups"], strict=True):
+            group["memory"] = Memory.from_dict(saved["memory"])
+            for parameter, key in zip(group["params"], saved["params"], strict=True):
+                if key in loaded["state"]:
+                    self.state[parameter] = checkpoint.restored(parameter, loaded["state"][key])
+
+
+def check_number(name: str, value: Any, *, least: float = 0.0, below: float = math.inf) -> None:
+    """Raises unless ``least <= value < below``; a tensor of one element counts as its number."""
+    if isinstance(value, Tensor) and value.numel() == 1:
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    if not least <= value < below:
+        allowed = f">= {least:g} and finite" if below == math.inf else f"in [{least:g}, {below:g})"
+        raise ValueError(f"{name} must be {allowed}, got {value}")
+
+
+def _check_gradient(parameter: Tensor, gradient: Tensor) -> None:
+    name = f"the gradient of the parameter of shape {list(parameter.shape)}"
+    if not parameter.is_floating_point():
+        raise TypeError(f"parameters must be real floating point, got {parameter.dtype}")
+    if gradient.layout not in (torch.strided, torch.sparse_coo):
+        raise TypeError(f"{name} must be dense or sparse COO, got {gradient.layout}")
+    if gradient.shape != parameter.shape:
+        raise ValueError(f"{name} must have that shape, got {list(gradient.shape)}")
+    if gradient.dtype != parameter.dtype:
+        raise TypeError(f"{name} must be {parameter.dtype}, got {gradient.dtype}")
+    if gradient.device != parameter.device:
+        raise ValueError(f"{name} must be on {parameter.device}, got {gradient.device}")
+    if gradient.is_sparse:
+        if gradient.sparse_dim() != 1:
+            raise ValueError(
+                f"{name} must be sparse in rows alone (sparse_dim 1), got {gradient.sparse_dim()}"
+            )
+        ids = gradient._indices()
+        if ids.numel() and not 0 <= ids.min() <= ids.max() < parameter.shape[0]:
+            raise ValueError(
+                f"{name} must have row ids between 0 and {parameter.shape[0] - 1}, "
+                f"got {ids.min().item()} to {ids.max().item()}"
+            )

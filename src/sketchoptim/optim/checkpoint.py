@@ -1,0 +1,85 @@
+"""Whether a saved state fits an optimizer, and the state it restores to."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import moments
+from ..moments import Name, Table
+from ..storage import Memory, Sketched, Storage
+
+
+def check_options(where: str, expected: set[str], saved: set[str]) -> None:
+    """Raises unless the saved group has the options of this optimizer."""
+    missing = sorted(expected - saved)
+    if missing:
+        raise ValueError(
+            f"{where} of the checkpoint lacks the options {missing}: "
+            "it was saved by another kind of optimizer"
+        )
+
+
+def check_memory(where: str, current: Memory, saved: dict[str, Any]) -> None:
+    """Raises, naming each difference, unless the saved memory is the current one."""
+    ours, theirs = _flat(current.to_dict()), _flat(Memory.from_dict(saved).to_dict())
+    differences = [
+        f"{key} is {ours.get(key)} here and {theirs.get(key)} in the checkpoint"
+        for key in sorted(ours.keys() | theirs.keys())
+        if ours.get(key) != theirs.get(key)
+    ]
+    if differences:
+        raise ValueError(
+            f"the memory of {where} differs from the checkpoint's: {'; '.join(differences)}. "
+            "Build the optimizer with the checkpoint's memory to load it"
+        )
+
+
+def check_state(
+    where: str, storages: dict[Name, Storage], table: Table, saved: dict[str, Any]
+) -> None:
+    """Raises unless the saved tensors are those that the storages have for such a parameter."""
+    on_meta = Table(table.shape, table.dtype, torch.device("meta"), table.number)
+    for name, storage in storages.items():
+        for part, expected in moments.create(storage, on_meta).items():
+            found = saved.get(f"{name}_{part}")
+            if not isinstance(found, Tensor):
+                raise ValueError(f"{where} of the checkpoint has no {name}_{part}")
+            if not _fits(storage, part, expected.shape, found.shape):
+                raise ValueError(
+                    f"{name}_{part} of {where} has shape {list(found.shape)} in the checkpoint, "
+                    f"but {list(expected.shape)} fits the parameter of shape {list(table.shape)}"
+                )
+
+
+def restored(parameter: Tensor, saved: dict[str, Any]) -> dict[str, Any]:
+    """A copy of the saved state on the parameter's device; only exact moments take its dtype."""
+    state: dict[str, Any] = {}
+    for key, value in saved.items():
+        if not isinstance(value, Tensor):
+            state[key] = value
+            continue
+        part = key.split("_", 1)[-1]
+        is_host = key == "step" or part in moments.HOST_PARTS
+        device = torch.device("cpu") if is_host else parameter.device
+        dtype = parameter.dtype if part == "values" else value.dtype
+        state[key] = value.detach().to(device=device, dtype=dtype, copy=True)
+    return state
+
+
+def _fits(storage: Storage, part: str, expected: torch.Size, found: torch.Size) -> bool:
+    if not (isinstance(storage, Sketched) and part == "table"):
+        return expected == found
+    depth, width, dim = expected
+    allowed = [(depth, width >> folds, dim) for folds in range(len(storage.fold_at) + 1)]
+    return tuple(found) in allowed
+
+
+def _flat(plain: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in plain.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat

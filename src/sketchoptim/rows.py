@@ -1,0 +1,91 @@
+"""Gradient -> unique rows and their summed gradients, handed out in cache-sized chunks."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+# Elements a chunk holds at most: temporaries of a step stay in the cache, and their bytes stay
+# small beside one copy of the touched rows, which is what contract "two copies" needs.
+CHUNK_ELEMENTS = 1 << 17
+
+
+class Chunk(NamedTuple):
+    """Some rows of a parameter: where they are, their ids, and their gradients."""
+
+    at: slice | Tensor
+    """Indexes the parameter's first dimension."""
+    ids: Tensor
+    """Ascending and unique, int64 of shape ``[k]``."""
+    gradient: Tensor
+    """Of shape ``[k, dim]`` in the dtype that arithmetic is done in."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows a gradient touches: unique ids in ascending order with their summed gradients."""
+
+    ids: Tensor | None
+    """int64 of shape ``[k]``, or None for a dense gradient, which touches every row."""
+    values: Tensor
+    """Of shape ``[k, *row_shape]``: never a copy of a dense or an already coalesced gradient."""
+
+    def __len__(self) -> int:
+        return self.values.shape[0]
+
+    @property
+    def is_dense(self) -> bool:
+        return self.ids is None
+
+    @property
+    def dim(self) -> int:
+        return math.prod(self.values.shape[1:])
+
+    def chunks(self) -> Iterator[Chunk]:
+        """The rows in ascending order, at most `CHUNK_ELEMENTS` elements at a time."""
+        size = max(1, CHUNK_ELEMENTS // max(1, self.dim))
+        dtype = arithmetic_dtype(self.values.dtype)
+        for start in range(0, len(self), size):
+            stop = min(start + size, len(self))
+            gradient = self.values[start:stop].reshape(stop - start, self.dim).to(dtype)
+            if self.ids is None:
+                ids = torch.arange(start, stop, device=self.values.device)
+                yield Chunk(slice(start, stop), ids, gradient)
+            else:
+                ids = self.ids[start:stop]
+                yield Chunk(ids, ids, gradient)
+
+
+def arithmetic_dtype(dtype: torch.dtype) -> torch.dtype:
+    """float64 for float64, float32 for everything narrower."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def of_gradient(gradient: Tensor) -> Rows:
+    """The unique rows of a dense or sparse COO gradient; the gradient itself stays as it is.
+
+    Duplicates in an uncoalesced gradient are summed in float32 at least, in their order.
+    """
+    if not gradient.is_sparse:
+        values = gradient if gradient.dim() > 0 else gradient.reshape(1)
+        return Rows(None, values)
+    ids, values = gradient._indices()[0], gradient._values()
+    if gradient.is_coalesced():
+        return Rows(ids, values)
+    return Rows(*unique_sums(ids, values))
+
+
+def unique_sums(ids: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """The distinct ids in ascending order, and for each the sum of its values, in their order."""
+    unique, position = torch.unique(ids, return_inverse=True)
+    dtype = arithmetic_dtype(values.dtype)
+    sums = values.new_zeros((unique.numel(), *values.shape[1:]), dtype=dtype)
+    # In slices, because half-precision values are widened on the way.
+    size = max(1, CHUNK_ELEMENTS // max(1, math.prod(values.shape[1:])))
+    for start in range(0, values.shape[0], size):
+        part = slice(start, start + size)
+        sums.index_add_(0, position[part], values[part].to(dtype))
+    return unique, sums

@@ -1,0 +1,403 @@
+"""CountSketch and CountMinSketch: many vectors in few buckets, with an error that is known.
+
+Both keep a table ``[depth, width, dim]``. Each of `depth` hash rows sends an id to one of `width`
+buckets; adding a vector adds it to one bucket a hash row, and a query combines the `depth`
+readings. Tables are linear, so they scale, fold and merge without knowing what is in them.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from . import hashing, rows
+
+_TABLE_DTYPES = (torch.float32, torch.bfloat16)
+# The lazily applied scale stays within these: float32 tables neither under- nor overflow.
+_SMALLEST_SCALE, _LARGEST_SCALE = 2.0**-24, 2.0**24
+# Ids a public call handles at once, so that adding a million rows needs no million-row temporary.
+_IDS_AT_ONCE = 1 << 14
+
+
+class Location(NamedTuple):
+    """Where some ids live: a bucket, and a sign where there are signs, in each hash row."""
+
+    buckets: Tensor
+    """int64 of shape ``[depth, k]``."""
+    signs: Tensor | None
+    """+1 or -1 of shape ``[depth, k]``, or None in a count-min sketch."""
+
+
+class Sketch:
+    """What both sketches share; use `CountSketch` or `CountMinSketch`.
+
+    `table` holds the stored numbers; a reading is a stored number times `scale`. The scale is a
+    0-d float32 tensor on the CPU, so that decaying a table of any size costs one multiplication.
+    A bfloat16 table rounds stochastically, with random bits that are a function of `rounds`, the
+    number of writes so far, and of the position: the same run gives the same bits.
+    """
+
+    is_signed: bool
+
+    def __init__(
+        self,
+        depth: int,
+        width: int,
+        dim: int,
+        *,
+        seed: int = 0,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+    ) -> None:
+        for name, value in (("depth", depth), ("width", width), ("dim", dim)):
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise TypeError(f"{name} must be an int, got {value!r}")
+            if value < 1:
+                raise ValueError(f"{name} must be >= 1, got {value}; see for_error() for a size")
+        if width > hashing.MAX_WIDTH:
+            raise ValueError(f"width must be <= 2**31, got {width}; use a larger depth instead")
+        if dtype not in _TABLE_DTYPES:
+            raise ValueError(f"dtype must be torch.float32 or torch.bfloat16, got {dtype}")
+        table = torch.zeros(depth, width, dim, dtype=dtype, device=device)
+        self._bind(
+            table=table,
+            scale=torch.ones(()),
+            words=hashing.seeded(seed, 0, depth).to(table.device),
+            rounds=torch.zeros((), dtype=torch.int64) if dtype != torch.float32 else None,
+        )
+
+    @classmethod
+    def over(cls, **tensors: Any) -> Self:
+        """A sketch that works on the given tensors in place: what `tensors()` gave."""
+        sketch = cls.__new__(cls)
+        sketch._bind(**tensors)
+        return sketch
+
+    def _bind(self, *, table: Tensor, scale: Tensor, words: Tensor, rounds: Tensor | None) -> None:
+        self.table, self.scale, self.words, self.rounds = table, scale, words, rounds
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that the sketch is: table, scale, hash words and, if it rounds, its write count."""
+        named = {"table": self.table, "scale": self.scale, "words": self.words}
+        return named if self.rounds is None else {**named, "rounds": self.rounds}
+
+    @property
+    def depth(self) -> int:
+        return self.table.shape[0]
+
+    @property
+    def width(self) -> int:
+        return self.table.shape[1]
+
+    @property
+    def dim(self) -> int:
+        return self.table.shape[2]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the table."""
+        return self.table.nbytes
+
+    def __repr__(self) -> str:
+        size = f"depth={self.depth}, width={self.width}, dim={self.dim}, dtype={self.table.dtype}"
+        return f"{type(self).__name__}({size}, nbytes={self.nbytes:,})"
+
+    # -- public operations -------------------------------------------------------------------
+
+    def add_(self, ids: Tensor, values: Tensor) -> Self:
+        """The sketch after adding ``values[k, dim]`` to the vectors of ``ids[k]``; ids may repeat.
+
+        Non-finite values are refused: one would poison every row that shares its buckets.
+        """
+        ids = self._checked_ids(ids)
+        if values.shape != (ids.numel(), self.dim):
+            expected = f"[{ids.numel()}, {self.dim}]"
+            raise ValueError(f"values must have shape {expected}, got {list(values.shape)}")
+        if values.device != self.table.device:
+            raise ValueError(f"values must be on {self.table.device}, got {values.device}")
+        if not values.isfinite().all():
+            raise ValueError("values must be finite, got NaN or inf; nothing was added")
+        self._check_values(values)
+        self._add_(ids, values)
+        return self
+
+    def query(self, ids: Tensor) -> Tensor:
+        """The estimated vectors of ``ids[k]``, float32 of shape ``[k, dim]``."""
+        return self._estimates(self._checked_ids(ids))
+
+    def scale_(self, factor: float) -> Self:
+        """The sketch with every estimate multiplied by `factor`, in constant time.
+
+        Once in thousands of calls the scale is folded into the table as a power of two, which
+        rounds nothing.
+        """
+        if not math.isfinite(factor) or (factor < 0 and not self.is_signed):
+            allowed = "finite" if self.is_signed else "finite and >= 0"
+            raise ValueError(f"factor must be {allowed}, got {factor}")
+        scale = self.scale.item() * factor
+        if scale == 0.0:
+            self.table.zero_()
+            scale = 1.0
+        elif not _SMALLEST_SCALE <= abs(scale) <= _LARGEST_SCALE:
+            scale, exponent = math.frexp(scale)
+            # In two halves, since 2^exponent itself may not be a float32.
+            for half in (exponent // 2, exponent - exponent // 2):
+                self.table.mul_(2.0**half)
+        self.scale.fill_(scale)
+        return self
+
+    def fold_(self) -> Self:
+        """The sketch at half its width: what adding the same vectors to such a one would give."""
+        if self.width % 2:
+            raise ValueError(f"width must be even to fold, got {self.width}")
+        halves = self.table.float().unflatten(1, (-1, 2))
+        self.table = self._rounded(self._folded(halves), self.table.dtype)
+        return self
+
+    def merge_(self, other: Self) -> Self:
+        """The sketch of both streams: `other` must have the same size, hash words and kind."""
+        if type(other) is not type(self) or other.table.shape != self.table.shape:
+            raise ValueError(f"other must be like {self!r}, got {other!r}")
+        if not torch.equal(other.words, self.words.to(other.words.device)):
+            raise ValueError("other must have the same hash words; build both with one seed")
+        ratio = other.scale.item() / self.scale.item()
+        merged = self.table.float() + other.table.to(self.table.device).float() * ratio
+        self.table.copy_(self._rounded(merged, self.table.dtype))
+        return self
+
+    # -- for moments: unchecked, in units of the caller's choice ------------------------------
+
+    def locate(self, ids: Tensor) -> Location:
+        """The buckets and signs of ``ids[k]``."""
+        buckets = hashing.buckets(self.words, ids, self.width)
+        return Location(buckets, hashing.signs(self.words, ids) if self.is_signed else None)
+
+    def read(self, at: Location) -> Tensor:
+        """What every hash row says: signed, scaled readings, float32 ``[depth, k, dim]``."""
+        flat = (at.buckets + self._row_offsets()).flatten()
+        stored = self.table.flatten(0, 1).index_select(0, flat).float()
+        readings = stored.view(*at.buckets.shape, self.dim).mul_(self.scale.item())
+        return readings if at.signs is None else readings.mul_(at.signs.unsqueeze(-1))
+
+    def combine(self, readings: Tensor) -> Tensor:
+        """The estimate ``[k, dim]`` that readings ``[depth, k, dim]`` amount to."""
+        raise NotImplementedError
+
+    def estimate(self, ids: Tensor) -> Tensor:
+        """`query` without the checks."""
+        return self.combine(self.read(self.locate(ids)))
+
+    def accumulate_(self, ids: Tensor, values: Tensor) -> None:
+        """`add_` without the checks: all rows at once, in order, each hash row for itself."""
+        at = self.locate(ids)
+        inverse = 1.0 / self.scale.item()
+        for row in range(self.depth):
+            signed = values if at.signs is None else values * at.signs[row].unsqueeze(-1)
+            stored = (signed * inverse).float()
+            if self.rounds is None:
+                self.table[row].index_add_(0, at.buckets[row], stored)
+            else:  # sum a bucket's share in float32, then round once
+                unique, position = torch.unique(at.buckets[row], return_inverse=True)
+                summed = self.table[row].index_select(0, unique).float()
+                self._put_(row, unique, summed.index_add_(0, position, stored))
+
+    def write_(self, at: Location, readings: Tensor) -> None:
+        """Makes the readings at a location with distinct buckets what they are told to be."""
+        signed = readings if at.signs is None else readings * at.signs.unsqueeze(-1)
+        stored = (signed * (1.0 / self.scale.item())).float()
+        for row in range(self.depth):
+            self._put_(row, at.buckets[row], stored[row])
+
+    def _add_(self, ids: Tensor, values: Tensor) -> None:
+        for part in _parts(ids):
+            self.accumulate_(ids[part], values[part].float())
+
+    def _estimates(self, ids: Tensor) -> Tensor:
+        parts = [self.estimate(ids[part]) for part in _parts(ids)]
+        return torch.cat(parts) if parts else self.estimate(ids)
+
+    def _put_(self, row: int, buckets: Tensor, stored: Tensor) -> None:
+        rounded = self._rounded(stored, self.table.dtype, at=(buckets + row * self.width))
+        self.table[row].index_copy_(0, buckets, rounded)
+
+    def _row_offsets(self) -> Tensor:
+        return torch.arange(self.depth, device=self.table.device).unsqueeze(-1) * self.width
+
+    def _folded(self, halves: Tensor) -> Tensor:
+        return halves.sum(2)
+
+    def _rounded(self, stored: Tensor, dtype: torch.dtype, at: Tensor | None = None) -> Tensor:
+        if self.rounds is None:
+            return stored
+        self.rounds += 1
+        if at is None:
+            at = torch.arange(stored.flatten(0, -2).shape[0], device=stored.device)
+        columns = torch.arange(self.dim, device=stored.device)
+        position = (at.unsqueeze(-1) * self.dim + columns).view(stored.shape)
+        return _round_stochastically(stored, position, int(self.rounds.item()), dtype)
+
+    def _checked_ids(self, ids: Tensor) -> Tensor:
+        if ids.dtype not in (torch.int64, torch.int32) or ids.dim() != 1:
+            raise TypeError(f"ids must be int64 of shape [k], got {ids.dtype} {list(ids.shape)}")
+        if ids.device != self.table.device:
+            raise ValueError(f"ids must be on {self.table.device}, got {ids.device}")
+        ids = ids.long()
+        if ids.numel() and not 0 <= ids.min() <= ids.max() <= hashing.MAX_ID:
+            span = f"{ids.min().item()} to {ids.max().item()}"
+            raise ValueError(f"ids must be between 0 and 2**32 - 1, got {span}")
+        return ids
+
+    def _check_values(self, values: Tensor) -> None:
+        """Raises where the values are not of the kind this sketch can hold."""
+
+
+class CountSketch(Sketch):
+    """A signed sketch: the estimate is the median over the hash rows, right in the mean.
+
+    With ``width >= 8 / epsilon^2`` and ``depth >= 2.42 ln(items dim / delta)``, for every id and
+    column at once, with probability at least ``1 - delta``::
+
+        |estimate - x| <= epsilon * l2 norm of the column over all ids
+
+    (`tests/test_sketch.py::test_count_sketch_error_stays_within_its_published_bound`).
+
+    >>> sketch = CountSketch(depth=3, width=64, dim=2)
+    >>> _ = sketch.add_(torch.tensor([7, 7]), torch.tensor([[1.0, -2.0], [1.0, 0.0]]))
+    >>> sketch.query(torch.tensor([7]))
+    tensor([[ 2., -2.]])
+    """
+
+    is_signed = True
+
+    def combine(self, readings: Tensor) -> Tensor:
+        return median(readings)
+
+    @classmethod
+    def for_error(
+        cls, epsilon: float, delta: float, items: int, dim: int, **options: Any
+    ) -> "CountSketch":
+        """The smallest sketch that keeps the bound above for `items` ids of `dim` columns.
+
+        A hash row misses by more than ``epsilon`` norms with probability at most
+        ``1 / (width epsilon^2) = 1/8`` (Chebyshev), a median of `depth` of them with at most
+        ``(4 * 1/8 * 7/8)^(depth / 2)`` (Chernoff); `depth` is odd.
+        """
+        _check_error(epsilon, delta, items, dim)
+        depth = math.ceil(2 * math.log(items * dim / delta) / -math.log(4 / 8 * 7 / 8))
+        return cls(depth + 1 - depth % 2, math.ceil(8 / epsilon**2), dim, **options)
+
+
+class CountMinSketch(Sketch):
+    """A sketch of non-negative vectors: the estimate is the least reading, never below the truth.
+
+    With ``width >= e / epsilon`` and ``depth >= ln(items dim / delta)``, for every id and column
+    at once, with probability at least ``1 - delta``::
+
+        x <= estimate <= x + epsilon * l1 norm of the column over all ids
+
+    (`tests/test_sketch.py::test_count_min_error_stays_within_its_published_bound`). A conservative
+    sketch raises a bucket only as far as the estimates that fall into it need, so it is never above
+    the plain one. One call of `add_` is one update there: all estimates are read before any bucket
+    is raised, so that the order of ids does not matter.
+
+    A bfloat16 table rounds: there an estimate may lie below the truth by a part in 2^8.
+
+    >>> sketch = CountMinSketch(depth=3, width=64, dim=1)
+    >>> sketch.add_(torch.tensor([7]), torch.tensor([[2.0]])).query(torch.tensor([7]))
+    tensor([[2.]])
+    """
+
+    is_signed = False
+
+    def __init__(
+        self, depth: int, width: int, dim: int, *, conservative: bool = False, **options: Any
+    ) -> None:
+        super().__init__(depth, width, dim, **options)
+        self.conservative = conservative
+
+    @classmethod
+    def over(cls, *, conservative: bool = False, **tensors: Any) -> Self:
+        sketch = super().over(**tensors)
+        sketch.conservative = conservative
+        return sketch
+
+    @classmethod
+    def for_error(
+        cls, epsilon: float, delta: float, items: int, dim: int, **options: Any
+    ) -> "CountMinSketch":
+        """The smallest sketch that keeps the bound above for `items` ids of `dim` columns."""
+        _check_error(epsilon, delta, items, dim)
+        depth = max(1, math.ceil(math.log(items * dim / delta)))
+        return cls(depth, math.ceil(math.e / epsilon), dim, **options)
+
+    def merge_(self, other: Self) -> Self:
+        if other.conservative != self.conservative:
+            raise ValueError("other must be conservative exactly if this sketch is")
+        return super().merge_(other)
+
+    def combine(self, readings: Tensor) -> Tensor:
+        return readings.amin(0)
+
+    def raise_(self, ids: Tensor, targets: Tensor) -> None:
+        """Raises every bucket of ``ids[k]`` to the largest of the ``targets[k, dim]`` in it."""
+        at = self.locate(ids)
+        stored = (targets * (1.0 / self.scale.item())).float()
+        for row in range(self.depth):
+            if self.rounds is None:
+                buckets = at.buckets[row].unsqueeze(-1).expand_as(stored)
+                self.table[row].scatter_reduce_(0, buckets, stored, "amax")
+            else:
+                unique, position = torch.unique(at.buckets[row], return_inverse=True)
+                raised = self.table[row].index_select(0, unique).float()
+                raised.scatter_reduce_(0, position.unsqueeze(-1).expand_as(stored), stored, "amax")
+                self._put_(row, unique, raised)
+
+    def _add_(self, ids: Tensor, values: Tensor) -> None:
+        if not self.conservative:
+            return super()._add_(ids, values)
+        ids, values = rows.unique_sums(ids, values.float())
+        self.raise_(ids, self._estimates(ids) + values)
+
+    def _folded(self, halves: Tensor) -> Tensor:
+        # The larger neighbour is still at least the truth, and tighter than the sum.
+        return halves.amax(2) if self.conservative else halves.sum(2)
+
+    def _check_values(self, values: Tensor) -> None:
+        if (values < 0).any():
+            raise ValueError("values must be >= 0 in a count-min sketch; see CountSketch for signs")
+
+
+def median(readings: Tensor) -> Tensor:
+    """The median over the first dimension; the mean of the middle two when it is even."""
+    depth = readings.shape[0]
+    if depth == 3:  # a network of comparisons: many times faster than a sort, and the same bits
+        a, b, c = readings
+        return torch.maximum(torch.minimum(a, b), torch.minimum(torch.maximum(a, b), c))
+    ordered = readings.sort(0).values
+    middle = ordered[depth // 2]
+    return middle if depth % 2 else (ordered[depth // 2 - 1] + middle) * 0.5
+
+
+def _round_stochastically(x: Tensor, position: Tensor, key: int, dtype: torch.dtype) -> Tensor:
+    """`x` as bfloat16, up or down with the probabilities that make the mean right."""
+    noise = position * 0x2545F4914F6CDD1D + hashing.seeded(key, 0, 1)[0, 0].item()
+    for shift, factor in ((32, 0x1F58476D1CE4E5B9), (29, 0x14D049BB133111EB)):
+        noise = (noise ^ ((noise >> shift) & (2 ** (64 - shift) - 1))) * factor
+    bits = x.contiguous().view(torch.int32) + ((noise >> 40) & 0xFFFF).int()
+    return (bits & -0x10000).view(torch.float32).to(dtype)
+
+
+def _parts(ids: Tensor) -> Iterator[slice]:
+    for start in range(0, ids.numel(), _IDS_AT_ONCE):
+        yield slice(start, start + _IDS_AT_ONCE)
+
+
+def _check_error(epsilon: float, delta: float, items: int, dim: int) -> None:
+    for name, value in (("epsilon", epsilon), ("delta", delta)):
+        if not 0 < value < 1:
+            raise ValueError(f"{name} must be between 0 and 1, got {value}")
+    for name, count in (("items", items), ("dim", dim)):
+        if count < 1:
+            raise ValueError(f"{name} must be >= 1, got {count}")

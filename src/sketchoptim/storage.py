@@ -1,0 +1,279 @@
+"""Where a moment lives: the storage choices, what they combine to, and the presets.
+
+Everything here is configuration: frozen, validated when built, and without tensors. `Memory` names
+a storage for the first and for the second moment; optimizers take one for each parameter group.
+"""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from . import hashing
+
+Form = Literal["moments", "ratio"]
+Granularity = Literal["row", "element"]
+Decay = Literal["linear", "paper", "bucket"]
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Exact:
+    """One number for each weight, ``[n, dim]``, in the parameter's dtype: as torch.optim."""
+
+
+@dataclass(frozen=True)
+class RowWise:
+    """One number for each row, ``[n]`` in float32: the mean over the row. Second moments only."""
+
+
+@dataclass(frozen=True)
+class RankOne:
+    """Row sums ``[n]`` times column sums ``[dim]``: the rank-one factors of least I-divergence.
+
+    The factors are those of the whole table's decayed moment, as in Adafactor. Second moments only.
+    """
+
+
+@dataclass(frozen=True)
+class TopSingular:
+    """The best rank-one approximation in l2, found anew after every update.
+
+    A baseline to compare with, not to train with: a step costs a ``dim x dim`` eigenproblem.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sketched:
+    """A sketch ``[depth, width, dim]`` (or ``[depth, width, 1]`` by row).
+
+    Signed moments go to a `CountSketch`, second moments to a `CountMinSketch`.
+
+    Args:
+        ratio: Table elements over the elements exact storage of the same granularity has. Defaults
+            to 1/8 by row and 1/5 by element when no width is given.
+        width: Buckets in a hash row, instead of a ratio.
+        depth: Hash rows.
+        granularity: "row" keeps the mean over a row, "element" a number for each column.
+        decay: "linear" decays the whole table at once, adds all rows, then queries them. "paper"
+            moves each row's estimate in turn, as Algorithms 2 to 4 are written. "bucket" decays
+            each bucket that is hit by itself, as the paper's authors' code does.
+        conservative: Raise a bucket only as far as the estimates in it need. Linear decay and
+            second moments only.
+        clean_every: Multiply the table by `clean_by` after every so many steps.
+        clean_by: A factor between 0 and 1.
+        fold_at: Steps after which the width halves.
+        dtype: torch.float32, or torch.bfloat16 with stochastic rounding.
+        seed: Of the hash; two parameters never share hash words whatever the seed.
+    """
+
+    ratio: float | None = None
+    width: int | None = None
+    depth: int = 3
+    granularity: Granularity = "row"
+    decay: Decay = "linear"
+    conservative: bool = False
+    clean_every: int | None = None
+    clean_by: float | None = None
+    fold_at: tuple[int, ...] = ()
+    dtype: torch.dtype = torch.float32
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _check_choice("granularity", self.granularity, ("row", "element"))
+        _check_choice("decay", self.decay, ("linear", "paper", "bucket"))
+        if self.ratio is not None and self.width is not None:
+            raise ValueError(
+                f"give ratio or width, not both; got ratio={self.ratio}, width={self.width}"
+            )
+        if self.ratio is None and self.width is None:
+            object.__setattr__(self, "ratio", 1 / 8 if self.granularity == "row" else 1 / 5)
+        if self.ratio is not None and not (math.isfinite(self.ratio) and self.ratio > 0):
+            raise ValueError(f"ratio must be finite and > 0, got {self.ratio}")
+        if self.width is not None:
+            _check_whole("width", self.width)
+            if self.width > hashing.MAX_WIDTH:
+                raise ValueError(f"width must be <= 2**31, got {self.width}")
+        _check_whole("depth", self.depth)
+        if self.conservative and self.decay != "linear":
+            raise ValueError(
+                f'conservative needs decay="linear", got decay="{self.decay}": '
+                "the other forms lower buckets, which a conservative sketch never does"
+            )
+        if (self.clean_every is None) != (self.clean_by is None):
+            raise ValueError(
+                "give clean_every and clean_by together, "
+                f"got clean_every={self.clean_every}, clean_by={self.clean_by}"
+            )
+        if self.clean_every is not None:
+            _check_whole("clean_every", self.clean_every)
+        if self.clean_by is not None and not 0 <= self.clean_by < 1:
+            raise ValueError(f"clean_by must be in [0, 1), got {self.clean_by}")
+        object.__setattr__(self, "fold_at", tuple(self.fold_at))
+        for step in self.fold_at:
+            _check_whole("a step in fold_at", step)
+        if len(set(self.fold_at)) != len(self.fold_at):
+            raise ValueError(f"fold_at must not repeat a step, got {self.fold_at}")
+        if self.width is not None and self.width % self.folds_into:
+            raise ValueError(
+                f"width must be a multiple of {self.folds_into} to fold "
+                f"{len(self.fold_at)} times, got {self.width}"
+            )
+        if self.dtype not in _DTYPES.values():
+            raise ValueError(f"dtype must be torch.float32 or torch.bfloat16, got {self.dtype}")
+        if not isinstance(self.seed, int):
+            raise TypeError(f"seed must be an int, got {self.seed!r}")
+
+    @property
+    def folds_into(self) -> int:
+        """What the starting width is a multiple of, so that it can fold as often as asked."""
+        return int(2 ** len(self.fold_at))
+
+    def table_shape(self, rows: int, dim: int) -> tuple[int, int, int]:
+        """Depth, width and dim of the table that a parameter of ``[rows, dim]`` starts with."""
+        if self.width is not None:
+            width = self.width
+        else:
+            assert self.ratio is not None  # set in __post_init__
+            width = int(self.ratio * rows / self.depth)
+            width = max(width - width % self.folds_into, self.folds_into)
+        return self.depth, width, dim if self.granularity == "element" else 1
+
+
+Storage = Exact | RowWise | Sketched | RankOne | TopSingular
+_STORAGES = {kind.__name__: kind for kind in (Exact, RowWise, Sketched, RankOne, TopSingular)}
+
+
+@dataclass(frozen=True)
+class Memory:
+    """A storage for each moment; None drops the moment and its update uses the gradient itself.
+
+    Args:
+        first: The mean of gradients (Adam) or the momentum buffer (SGD); it has signs.
+        second: The mean or sum of squared gradients; without it there is nothing to divide by.
+        form: "moments" estimates both moments, then divides. "ratio" divides in each hash row,
+            where the two share their bucket, and takes the median of the quotients.
+        clip: A bound for each element of a step, in units of the learning rate: what keeps a
+            sketched first moment over a small second one from moving a weight far.
+    """
+
+    first: Storage | None = None
+    second: Storage | None = None
+    form: Form = "moments"
+    clip: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("first", "second"):
+            storage = getattr(self, name)
+            if storage is not None and type(storage) not in _STORAGES.values():
+                raise TypeError(
+                    f"{name} must be one of {', '.join(_STORAGES)} or None, got {storage!r}"
+                )
+        self._check_first()
+        _check_choice("form", self.form, ("moments", "ratio"))
+        if self.form == "ratio":
+            self._check_ratio()
+        if self.clip is not None and not (math.isfinite(self.clip) and self.clip > 0):
+            raise ValueError(f"clip must be finite and > 0, got {self.clip}")
+
+    def _check_first(self) -> None:
+        first = self.first
+        if isinstance(first, RowWise | RankOne):
+            raise ValueError(
+                f"first must hold signed vectors, which {type(first).__name__} cannot; "
+                'use Exact(), Sketched(granularity="element") or None'
+            )
+        if isinstance(first, Sketched) and first.granularity == "row":
+            raise ValueError(
+                "first must hold a vector for each row, which a sketch by row cannot; "
+                'use Sketched(granularity="element") or None'
+            )
+        if isinstance(first, Sketched) and first.conservative:
+            raise ValueError(
+                "first must hold signed vectors, which a conservative sketch cannot; "
+                "use conservative=False"
+            )
+
+    def _check_ratio(self) -> None:
+        if not (isinstance(self.first, Sketched) and isinstance(self.second, Sketched)):
+            raise ValueError('form="ratio" needs first and second to be Sketched')
+        if self.first != self.second or self.first.decay != "linear":
+            raise ValueError(
+                'form="ratio" needs first and second to be the same Sketched, with decay="linear"; '
+                f"got first={self.first}, second={self.second}"
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same in dicts, numbers and strings, for checkpoints."""
+        return {
+            "first": _storage_to_dict(self.first),
+            "second": _storage_to_dict(self.second),
+            "form": self.form,
+            "clip": self.clip,
+        }
+
+    @classmethod
+    def from_dict(cls, plain: dict[str, Any]) -> "Memory":
+        """The memory that `to_dict` described."""
+        storages = {name: _storage_from_dict(plain[name]) for name in ("first", "second")}
+        return cls(**storages, form=plain["form"], clip=plain["clip"])
+
+    @classmethod
+    def of(cls, choice: "str | Memory") -> "Memory":
+        """A preset by its name, or the memory itself."""
+        if isinstance(choice, Memory):
+            return choice
+        if not isinstance(choice, str):
+            raise TypeError(f"memory must be a preset's name or a Memory, got {choice!r}")
+        if choice not in PRESETS:
+            raise ValueError(f"memory must be a Memory or one of {list(PRESETS)}, got {choice!r}")
+        return PRESETS[choice]
+
+
+def _storage_to_dict(storage: Storage | None) -> dict[str, Any] | None:
+    if storage is None:
+        return None
+    plain = {"kind": type(storage).__name__, **dataclasses.asdict(storage)}
+    if isinstance(storage, Sketched):
+        plain["dtype"] = str(storage.dtype).removeprefix("torch.")
+        plain["fold_at"] = list(storage.fold_at)
+    return plain
+
+
+def _storage_from_dict(plain: dict[str, Any] | None) -> Storage | None:
+    if plain is None:
+        return None
+    options = {name: value for name, value in plain.items() if name != "kind"}
+    if "dtype" in options:
+        options["dtype"] = _DTYPES[options["dtype"]]
+    storage: Storage = _STORAGES[plain["kind"]](**options)
+    return storage
+
+
+def _check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {list(allowed)}, got {value!r}")
+
+
+def _check_whole(name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{name} must be an int, got {value!r}")
+    if value < 1:
+        raise ValueError(f"{name} must be >= 1, got {value}")
+
+
+_LEAN = Sketched(granularity="row", ratio=1 / 8, depth=3, decay="linear", conservative=True)
+_PAPER = Sketched(granularity="element", ratio=0.2, depth=3, decay="paper")
+
+PRESETS = {
+    "lean": Memory(first=None, second=_LEAN),
+    "exact": Memory(first=Exact(), second=Exact()),
+    "paper-mv": Memory(first=_PAPER, second=_PAPER),
+    "paper-v": Memory(first=Exact(), second=_PAPER),
+    "paper-v-only": Memory(first=None, second=_PAPER),
+    "row-wise": Memory(first=None, second=RowWise()),
+    "rank-one": Memory(first=None, second=RankOne()),
+}
