@@ -38,13 +38,11 @@ def build_app() -> "typer.Typer":
 
     @app.callback()
     def commands() -> None:
-        # without a callback typer runs a lone command without its name
+        pass  # with a callback, typer wants the name even of a lone command
 
     @app.command()
     def demo(
-        steps: Annotated[
-            int, typer.Option(min=1, help="Updates a method.")
-        ] = demos.STEPS,
+        steps: Annotated[int, typer.Option(min=1, help="Updates a method.")] = demos.STEPS,
         seed: Annotated[int, typer.Option(help="Of the weights and the negatives.")] = 0,
         threads: Annotated[
             int | None, typer.Option(min=1, help="CPU threads; torch decides by default.")

@@ -1,0 +1,1 @@
+"""Experiments: data, models, one training loop, and what runs on them."""
