@@ -266,7 +266,9 @@ class Optimizer(torch.optim.Optimizer):
         if len(saved_groups) != len(self.param_groups):
             return  # torch.optim says so
         for number, (group, saved) in enumerate(zip(self.param_groups, saved_groups, strict=True)):
-            checkpoint.check_options(f"group {number}", set(self.defaults), set(saved))
+            # torch.optim adds a flag of its own to the defaults of a copied or loaded optimizer.
+            expected = set(self.defaults).difference(_REFUSED_FLAGS)
+            checkpoint.check_options(f"group {number}", expected, set(saved))
             checkpoint.check_memory(f"group {number}", group["memory"], saved["memory"])
             for parameter, key in zip(group["params"], saved["params"], strict=False):
                 state = loaded["state"].get(key)
