@@ -115,7 +115,7 @@ class Optimizer(torch.optim.Optimizer):
         if not state:
             memory = self._memory(parameter, group)
             table = self._table(parameter)
-            fresh: State = {"step": torch.zeros(()), "is_compressed": memory is not _EXACT}
+            fresh: State = {"step": torch.zeros(()), "is_compressed": memory != _EXACT}
             for name, storage in self.storages(group, memory).items():
                 tensors = moments.create(storage, table, fill=self._fill(group))
                 fresh |= {f"{name}_{part}": tensor for part, tensor in tensors.items()}
@@ -167,9 +167,10 @@ class Optimizer(torch.optim.Optimizer):
                 continue
             _check_gradient(parameter, parameter.grad)
             memory = self._memory(parameter, group)
-            storages = self.storages(group, memory).values()
-            is_exact = all(isinstance(storage, Exact) for storage in storages)
-            if is_exact and not parameter.grad.is_sparse:
+            storages = self.storages(group, memory)
+            is_exact = all(isinstance(storage, Exact) for storage in storages.values())
+            is_like_torch = storages == self.storages(group, _EXACT) and memory.clip is None
+            if is_like_torch and not parameter.grad.is_sparse:
                 exact.append(parameter)
             else:
                 works.append(self._work(parameter, group, memory, is_exact=is_exact))
