@@ -231,10 +231,17 @@ class Optimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """The state in tensors, numbers and strings, which `torch.load` reads by default."""
-        packed = super().state_dict()
-        for group in packed["param_groups"]:
-            group["memory"] = group["memory"].to_dict()
-        return packed
+
+        def describe(_: torch.optim.Optimizer, packed: dict[str, Any]) -> None:
+            for group in packed["param_groups"]:
+                group["memory"] = group["memory"].to_dict()
+
+        # Before the user's own hooks, so that they see what will be saved.
+        handle = self.register_state_dict_post_hook(describe, prepend=True)
+        try:
+            return super().state_dict()
+        finally:
+            handle.remove()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores what `state_dict` gave, bit for bit, or says what differs and changes nothing.
