@@ -115,7 +115,11 @@ class Optimizer(torch.optim.Optimizer):
         if not state:
             memory = self._memory(parameter, group)
             table = self._table(parameter)
-            fresh: State = {"step": torch.zeros(()), "is_compressed": memory != _EXACT}
+            fresh: State = {
+                "step": torch.zeros(()),
+                "is_compressed": memory != _EXACT,
+                "shape": torch.tensor(parameter.shape, dtype=torch.int64),
+            }
             for name, storage in self.storages(group, memory).items():
                 tensors = moments.create(storage, table, fill=self._fill(group))
                 fresh |= {f"{name}_{part}": tensor for part, tensor in tensors.items()}
@@ -166,6 +170,7 @@ class Optimizer(torch.optim.Optimizer):
             if parameter.grad is None:
                 continue
             _check_gradient(parameter, parameter.grad)
+            _check_state(parameter, self.state.get(parameter))
             memory = self._memory(parameter, group)
             storages = self.storages(group, memory)
             is_exact = all(isinstance(storage, Exact) for storage in storages.values())
@@ -304,6 +309,20 @@ def check_number(name: str, value: Any, *, least: float = 0.0, below: float = ma
     if not least <= value < below:
         allowed = f">= {least:g} and finite" if below == math.inf else f"in [{least:g}, {below:g})"
         raise ValueError(f"{name} must be {allowed}, got {value}")
+
+
+def _check_state(parameter: Tensor, state: State | None) -> None:
+    if not state:
+        return
+    name = f"the parameter of shape {list(parameter.shape)}"
+    remedy = "build the optimizer after the model is resized or converted"
+    if state["shape"].tolist() != list(parameter.shape):
+        raise ValueError(f"{name} had shape {state['shape'].tolist()} in earlier steps; {remedy}")
+    for key in ("first_values", "second_values"):
+        if key in state and state[key].dtype != parameter.dtype:
+            raise TypeError(
+                f"{name} is {parameter.dtype}, but was {state[key].dtype} in earlier steps; {remedy}"
+            )
 
 
 def _check_gradient(parameter: Tensor, gradient: Tensor) -> None:

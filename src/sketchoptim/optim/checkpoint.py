@@ -39,15 +39,21 @@ def check_state(
     where: str, storages: dict[Name, Storage], table: Table, saved: dict[str, Any]
 ) -> None:
     """Raises unless the saved tensors are those that the storages have for such a parameter."""
+    shape = saved.get("shape")
+    if not isinstance(shape, Tensor) or shape.tolist() != list(table.shape):
+        found = shape.tolist() if isinstance(shape, Tensor) else "none"
+        raise ValueError(
+            f"{where} has shape {list(table.shape)} here and {found} in the checkpoint"
+        )
     on_meta = Table(table.shape, table.dtype, torch.device("meta"), table.number)
     for name, storage in storages.items():
         for part, expected in moments.create(storage, on_meta).items():
-            found = saved.get(f"{name}_{part}")
-            if not isinstance(found, Tensor):
+            tensor = saved.get(f"{name}_{part}")
+            if not isinstance(tensor, Tensor):
                 raise ValueError(f"{where} of the checkpoint has no {name}_{part}")
-            if not _fits(storage, part, expected.shape, found.shape):
+            if not _fits(storage, part, expected.shape, tensor.shape):
                 raise ValueError(
-                    f"{name}_{part} of {where} has shape {list(found.shape)} in the checkpoint, "
+                    f"{name}_{part} of {where} has shape {list(tensor.shape)} in the checkpoint, "
                     f"but {list(expected.shape)} fits the parameter of shape {list(table.shape)}"
                 )
 
@@ -60,7 +66,7 @@ def restored(parameter: Tensor, saved: dict[str, Any]) -> dict[str, Any]:
             state[key] = value
             continue
         part = key.split("_", 1)[-1]
-        is_host = key == "step" or part in moments.HOST_PARTS
+        is_host = key in ("step", "shape") or part in moments.HOST_PARTS
         device = torch.device("cpu") if is_host else parameter.device
         dtype = parameter.dtype if part == "values" else value.dtype
         state[key] = value.detach().to(device=device, dtype=dtype, copy=True)
