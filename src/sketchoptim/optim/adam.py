@@ -65,6 +65,7 @@ class Adam(Optimizer):
                 "betas": betas,
                 "eps": eps,
                 "weight_decay": weight_decay,
+                "decoupled_weight_decay": self.is_decoupled,
                 "memory": memory,
                 "maximize": maximize,
                 "nonfinite": nonfinite,
@@ -73,11 +74,18 @@ class Adam(Optimizer):
 
     def _check_options(self, group: Group) -> None:
         super()._check_options(group)
-        if len(group["betas"]) != 2:
+        if not isinstance(group["betas"], tuple | list) or len(group["betas"]) != 2:
             raise ValueError(f"betas must be two numbers, got {group['betas']!r}")
         for index, beta in enumerate(group["betas"]):
             check_number(f"betas[{index}]", beta, below=1.0)
         check_number("eps", group["eps"])
+        # As in torch.optim a group says which of the two it is, so that a checkpoint does too.
+        if group["decoupled_weight_decay"] is not self.is_decoupled:
+            name, other = ("AdamW", "Adam") if self.is_decoupled else ("Adam", "AdamW")
+            raise ValueError(
+                f"decoupled_weight_decay must be {self.is_decoupled} in {name}, "
+                f"got {group['decoupled_weight_decay']!r}; see {other}"
+            )
 
     def _rule(self, group: Group, step: int, *, memory: Memory, is_sparse: bool) -> Rule:
         lr, decay = float(group["lr"]), group["weight_decay"]

@@ -57,6 +57,7 @@ class Optimizer(torch.optim.Optimizer):
         """Raises where an option is out of range; called for new groups and before each step."""
         check_number("lr", group["lr"])
         check_number("weight_decay", group["weight_decay"])
+        check_flag("maximize", group["maximize"])
         if group["nonfinite"] not in ("raise", "skip"):
             raise ValueError(f'nonfinite must be "raise" or "skip", got {group["nonfinite"]!r}')
 
@@ -282,7 +283,11 @@ class Optimizer(torch.optim.Optimizer):
             # torch.optim adds a flag of its own to the defaults of a copied or loaded optimizer.
             expected = set(self.defaults).difference(_REFUSED_FLAGS)
             checkpoint.check_options(f"group {number}", expected, set(saved))
-            checkpoint.check_memory(f"group {number}", group["memory"], saved["memory"])
+            checkpoint.check_plan(f"group {number}", group, saved)
+            try:
+                self._check_options({**self.defaults, **saved})
+            except (TypeError, ValueError) as error:
+                raise type(error)(f"group {number} of the checkpoint: {error}") from None
             for parameter, key in zip(group["params"], saved["params"], strict=False):
                 state = loaded["state"].get(key)
                 if state:
@@ -311,6 +316,12 @@ def check_number(name: str, value: Any, *, least: float = 0.0, below: float = ma
         raise ValueError(f"{name} must be {allowed}, got {value}")
 
 
+def check_flag(name: str, value: Any) -> None:
+    """Raises unless the value is True or False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+
+
 def _check_state(parameter: Tensor, state: State | None) -> None:
     if not state:
         return
@@ -319,9 +330,10 @@ def _check_state(parameter: Tensor, state: State | None) -> None:
     if state["shape"].tolist() != list(parameter.shape):
         raise ValueError(f"{name} had shape {state['shape'].tolist()} in earlier steps; {remedy}")
     for key in ("first_values", "second_values"):
-        if key in state and state[key].dtype != parameter.dtype:
+        kept = state[key].dtype if key in state else parameter.dtype
+        if kept != parameter.dtype:
             raise TypeError(
-                f"{name} is {parameter.dtype}, but was {state[key].dtype} in earlier steps; {remedy}"
+                f"{name} is {parameter.dtype} but was {kept} in earlier steps; {remedy}"
             )
 
 

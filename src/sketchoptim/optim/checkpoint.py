@@ -20,9 +20,15 @@ def check_options(where: str, expected: set[str], saved: set[str]) -> None:
         )
 
 
-def check_memory(where: str, current: Memory, saved: dict[str, Any]) -> None:
-    """Raises, naming each difference, unless the saved memory is the current one."""
-    ours, theirs = _flat(current.to_dict()), _flat(Memory.from_dict(saved).to_dict())
+def check_plan(where: str, group: dict[str, Any], saved: dict[str, Any]) -> None:
+    """Raises, naming each difference, unless the saved group stores its moments as this one."""
+    ours = _flat({**group["memory"].to_dict(), "compress_dense": group["compress_dense"]})
+    theirs = _flat(
+        {
+            **Memory.from_dict(saved["memory"]).to_dict(),
+            "compress_dense": saved.get("compress_dense"),
+        }
+    )
     differences = [
         f"{key} is {ours.get(key)} here and {theirs.get(key)} in the checkpoint"
         for key in sorted(ours.keys() | theirs.keys())

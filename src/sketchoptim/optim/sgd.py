@@ -8,7 +8,7 @@ from torch.optim import sgd as torch_sgd
 from ..moments import Average, Name
 from ..ops import Rule
 from ..storage import Memory, Storage
-from .base import Group, Optimizer, State, check_number
+from .base import Group, Optimizer, State, check_flag, check_number
 
 
 class SGD(Optimizer):
@@ -66,6 +66,7 @@ class SGD(Optimizer):
         super()._check_options(group)
         check_number("momentum", group["momentum"], below=1.0)
         check_number("dampening", group["dampening"])
+        check_flag("nesterov", group["nesterov"])
         if group["nesterov"] and (group["momentum"] == 0 or group["dampening"] != 0):
             raise ValueError(
                 "nesterov needs momentum > 0 and dampening = 0, "
