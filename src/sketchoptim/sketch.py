@@ -222,6 +222,12 @@ class Sketch:
         rounded = self._rounded(stored, self.table.dtype, at=(buckets + row * self.width))
         self.table[row].index_copy_(0, buckets, rounded)
 
+    def rounding_key(self) -> int:
+        """The next 32 bits that stochastic rounding starts from."""
+        assert self.rounds is not None
+        self.rounds += 1
+        return int(hashing.seeded(int(self.rounds.item()), 0, 1)[0, 0].item()) & 0xFFFFFFFF
+
     def _row_offsets(self) -> Tensor:
         return torch.arange(self.depth, device=self.table.device).unsqueeze(-1) * self.width
 
@@ -231,12 +237,12 @@ class Sketch:
     def _rounded(self, stored: Tensor, dtype: torch.dtype, at: Tensor | None = None) -> Tensor:
         if self.rounds is None:
             return stored
-        self.rounds += 1
+        key = self.rounding_key()
         if at is None:
             at = torch.arange(stored.flatten(0, -2).shape[0], device=stored.device)
         columns = torch.arange(self.dim, device=stored.device)
         position = (at.unsqueeze(-1) * self.dim + columns).view(stored.shape)
-        return _round_stochastically(stored, position, int(self.rounds.item()), dtype)
+        return _round_stochastically(stored, position, key, dtype)
 
     def _checked_ids(self, ids: Tensor) -> Tensor:
         if ids.dtype not in (torch.int64, torch.int32) or ids.dim() != 1:
@@ -382,7 +388,7 @@ def median(readings: Tensor) -> Tensor:
 
 def _round_stochastically(x: Tensor, position: Tensor, key: int, dtype: torch.dtype) -> Tensor:
     """`x` as bfloat16, up or down with the probabilities that make the mean right."""
-    noise = position * 0x2545F4914F6CDD1D + hashing.seeded(key, 0, 1)[0, 0].item()
+    noise = position * 0x2545F4914F6CDD1D + key
     for shift, factor in ((32, 0x1F58476D1CE4E5B9), (29, 0x14D049BB133111EB)):
         noise = (noise ^ ((noise >> shift) & (2 ** (64 - shift) - 1))) * factor
     bits = x.contiguous().view(torch.int32) + ((noise >> 40) & 0xFFFF).int()

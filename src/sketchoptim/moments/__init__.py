@@ -17,6 +17,7 @@ __all__ = [
     "LinearMoment",
     "Moment",
     "Name",
+    "RowWiseMoment",
     "SketchedMoment",
     "State",
     "Table",

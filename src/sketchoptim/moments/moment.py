@@ -72,5 +72,8 @@ class Moment:
         """The estimates after the step, ``[k, dim]`` or ``[k, 1]`` when one stands for a row."""
         raise NotImplementedError
 
-    def end_(self, step: int) -> None:
-        """Finishes step number `step`."""
+    def end_(self) -> None:
+        """Finishes the step, after all rows."""
+
+    def maintain_(self, step: int) -> None:
+        """Does what is due after step number `step`, whoever did the step."""

@@ -36,7 +36,7 @@ class SketchedMoment(Moment):
             state["rounds"] = torch.zeros((), dtype=torch.int64)
         return state
 
-    def end_(self, step: int) -> None:
+    def maintain_(self, step: int) -> None:
         storage = self.storage
         if storage.clean_every is not None and step % storage.clean_every == 0:
             assert storage.clean_by is not None  # the two come together
@@ -99,12 +99,11 @@ class ConservativeMoment(SketchedMoment):
             self._raised.raise_(ids, targets)
         return targets
 
-    def end_(self, step: int) -> None:
+    def end_(self) -> None:
         if self._raised is not None:
             self.sketch.table.copy_(self._raised.table)
         for ids, targets in self._targets:
             self.sketch.raise_(ids, targets)
-        super().end_(step)
 
 
 class ItemMoment(SketchedMoment):

@@ -54,7 +54,7 @@ class TopSingularMoment(Moment):
         # A non-negative matrix has non-negative factors, but for rounding.
         return estimates if self.is_signed else estimates.clamp_min_(0)
 
-    def end_(self, step: int) -> None:
+    def end_(self) -> None:
         if self._fitted is None:  # no row was touched
             return
         self.rows.mul_(self.columns.double() @ self._fitted)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ..moments import LinearMoment, Moment
-from ..rows import Chunk, Rows
+from ..rows import Chunk, of_gradient
 from ..sketch import median
 from .rule import Rule
 
@@ -13,28 +13,75 @@ from .rule import Rule
 LARGEST_GRADIENT = 2.0**40
 
 
-def step_(
-    parameter: Tensor, rows: Rows, first: Moment | None, second: Moment | None, *, rule: Rule
-) -> None:
-    """Moves the moments and the touched rows of the parameter; `end_` is left to the caller.
+class ReferenceStep:
+    """A step of one parameter: first looked at, then done. Temporaries are a few chunks of rows."""
 
-    Temporaries are a few chunks of rows, whatever the number of rows.
-    """
-    for moment, average in ((first, rule.first), (second, rule.second)):
-        if moment is not None and average is not None:
-            moment.begin_(average, touched=len(rows))
-    if any(moment is not None and moment.gathers for moment in (first, second)):
-        for chunk in rows.chunks():
-            gradient = rule.gradient(chunk.gradient, _read(parameter, chunk))
-            if first is not None:
-                first.gather_(chunk.ids, gradient)
-            if second is not None:
-                second.gather_(chunk.ids, gradient.square())
-    for chunk in rows.chunks():
-        old = _read(parameter, chunk)
-        gradient = rule.gradient(chunk.gradient, old)
-        direction = _direction(rule, chunk.ids, gradient, first, second)
-        _write_(parameter, chunk, old * rule.shrink - direction * rule.step_size)
+    def __init__(self, parameter: Tensor, gradient: Tensor, rule: Rule) -> None:
+        check_ids(parameter, gradient)
+        self.parameter, self.rule = parameter, rule
+        self.rows = of_gradient(gradient)
+        self.touched = len(self.rows)
+
+    def is_finite(self) -> bool:
+        """Whether every gradient that would reach the moments is finite, and its square is too."""
+        for chunk in self.rows.chunks():
+            gradient = self._gradient(chunk)
+            if gradient.numel():
+                low, high = torch.aminmax(gradient)
+                if not (low >= -LARGEST_GRADIENT and high <= LARGEST_GRADIENT):
+                    return False
+        return True
+
+    def run_(self, first: Moment | None, second: Moment | None) -> None:
+        """Moves the moments and the touched rows of the parameter."""
+        rule = self.rule
+        for moment, average in ((first, rule.first), (second, rule.second)):
+            if moment is not None and average is not None:
+                moment.begin_(average, self.touched)
+        if any(moment is not None and moment.gathers for moment in (first, second)):
+            for chunk in self.rows.chunks():
+                gradient = self._gradient(chunk)
+                if first is not None:
+                    first.gather_(chunk.ids, gradient)
+                if second is not None:
+                    second.gather_(chunk.ids, gradient.square())
+        for chunk in self.rows.chunks():
+            direction = _direction(rule, chunk.ids, self._gradient(chunk), first, second)
+            self._write_(chunk, self._read(chunk) * rule.shrink - direction * rule.step_size)
+        for moment in (first, second):
+            if moment is not None:
+                moment.end_()
+
+    def _gradient(self, chunk: Chunk) -> Tensor:
+        gradient = -chunk.gradient if self.rule.maximize else chunk.gradient
+        decay = self.rule.weight_decay
+        return gradient + self._read(chunk) * decay if decay else gradient
+
+    def _read(self, chunk: Chunk) -> Tensor:
+        rows = self.parameter[chunk.at] if self.parameter.dim() else self.parameter
+        return rows.reshape(chunk.gradient.shape).to(chunk.gradient.dtype)
+
+    def _write_(self, chunk: Chunk, rows: Tensor) -> None:
+        if self.parameter.dim():
+            shaped = rows.to(self.parameter.dtype).view(-1, *self.parameter.shape[1:])
+            self.parameter[chunk.at] = shaped
+        else:
+            self.parameter.copy_(rows.view(()))
+
+
+def check_ids(parameter: Tensor, gradient: Tensor) -> None:
+    """Raises where a sparse gradient names a row that the parameter does not have."""
+    if gradient.is_sparse and gradient._nnz():
+        low, high = torch.aminmax(gradient._indices())
+        if low < 0 or high >= parameter.shape[0]:
+            raise ids_error(parameter, int(low), int(high))
+
+
+def ids_error(parameter: Tensor, low: int, high: int) -> ValueError:
+    return ValueError(
+        f"the gradient of the parameter of shape {list(parameter.shape)} must have row ids "
+        f"between 0 and {parameter.shape[0] - 1}, got {low} to {high}"
+    )
 
 
 def _direction(
@@ -47,26 +94,3 @@ def _direction(
     mean = None if first is None else first.update_(ids, gradient)
     square = None if second is None else second.update_(ids, gradient.square())
     return rule.direction(gradient, mean, square)
-
-
-def _read(parameter: Tensor, chunk: Chunk) -> Tensor:
-    rows = parameter[chunk.at] if parameter.dim() else parameter
-    return rows.reshape(chunk.gradient.shape).to(chunk.gradient.dtype)
-
-
-def _write_(parameter: Tensor, chunk: Chunk, rows: Tensor) -> None:
-    if parameter.dim():
-        parameter[chunk.at] = rows.to(parameter.dtype).view(-1, *parameter.shape[1:])
-    else:
-        parameter.copy_(rows.view(()))
-
-
-def is_finite(parameter: Tensor, rows: Rows, *, rule: Rule) -> bool:
-    """Whether every gradient that would reach the moments is finite, and its square is too."""
-    for chunk in rows.chunks():
-        gradient = rule.gradient(chunk.gradient, _read(parameter, chunk))
-        if gradient.numel():
-            low, high = torch.aminmax(gradient)
-            if not (low >= -LARGEST_GRADIENT and high <= LARGEST_GRADIENT):
-                return False
-    return True

@@ -43,12 +43,6 @@ class Rule:
     clip: float | None = None
     is_ratio: bool = False
 
-    def gradient(self, gradient: Tensor, rows: Tensor) -> Tensor:
-        """The gradient that reaches the moments, given the parameter's rows."""
-        if self.maximize:
-            gradient = -gradient
-        return gradient + rows * self.weight_decay if self.weight_decay else gradient
-
     def direction(self, gradient: Tensor, first: Tensor | None, second: Tensor | None) -> Tensor:
         """Where the row goes, element by element; moments may have leading dimensions more."""
         numerator = gradient if first is None else first

@@ -15,7 +15,6 @@ from torch._compile import _disable_dynamo
 from .. import moments, ops
 from ..moments import Moment, Name, SketchedMoment, Table
 from ..ops import Rule
-from ..rows import Rows, of_gradient
 from ..storage import PRESETS, Exact, Memory, Storage
 from . import checkpoint
 
@@ -30,9 +29,9 @@ class _Work(NamedTuple):
     """One parameter's step, checked and ready to be done."""
 
     parameter: Tensor
-    rows: Rows
-    memory: Memory
+    storages: dict[Name, Storage]
     rule: Rule
+    step: ops.Step
     is_skipped: bool
 
 
@@ -81,7 +80,7 @@ class Optimizer(torch.optim.Optimizer):
     # -- groups and state --------------------------------------------------------------------
 
     def add_param_group(self, param_group: Group) -> None:
-        """Adds a group; if it names a `memory`, its dense-gradient parameters are compressed too."""
+        """Adds a group; where it names a `memory`, dense-gradient parameters are compressed too."""
         group = dict(param_group)
         group.setdefault("compress_dense", "memory" in group)
         group["memory"] = Memory.of(group.get("memory", self.defaults["memory"]))
@@ -174,29 +173,31 @@ class Optimizer(torch.optim.Optimizer):
             _check_state(parameter, self.state.get(parameter))
             memory = self._memory(parameter, group)
             storages = self.storages(group, memory)
-            is_exact = all(isinstance(storage, Exact) for storage in storages.values())
             is_like_torch = storages == self.storages(group, _EXACT) and memory.clip is None
             if is_like_torch and not parameter.grad.is_sparse:
                 exact.append(parameter)
             else:
-                works.append(self._work(parameter, group, memory, is_exact=is_exact))
+                works.append(self._work(parameter, group, memory, storages))
         return exact, works
 
-    def _work(self, parameter: Tensor, group: Group, memory: Memory, *, is_exact: bool) -> _Work:
+    def _work(
+        self, parameter: Tensor, group: Group, memory: Memory, storages: dict[Name, Storage]
+    ) -> _Work:
         assert parameter.grad is not None
-        rows = of_gradient(parameter.grad)
         state = self.state.get(parameter)
-        step = int(state["step"].item()) + 1 if state else 1
-        rule = self._rule(group, step, memory=memory, is_sparse=parameter.grad.is_sparse)
+        number = int(state["step"].item()) + 1 if state else 1
+        rule = self._rule(group, number, memory=memory, is_sparse=parameter.grad.is_sparse)
+        step = ops.prepare(parameter, parameter.grad, storages, rule)
         # A compressed moment would carry a NaN on to other rows, so it must never see one.
-        is_refused = not (is_exact or ops.is_finite(parameter, rows, rule=rule))
+        is_exact = all(isinstance(storage, Exact) for storage in storages.values())
+        is_refused = not (is_exact or step.is_finite())
         if is_refused and group["nonfinite"] == "raise":
             raise ValueError(
                 f"the gradient of the parameter of shape {list(parameter.shape)} must be finite "
                 f"and within {ops.LARGEST_GRADIENT:.2g}, got NaN, inf or more; the step is "
                 'refused and nothing has changed. nonfinite="skip" skips and counts such steps'
             )
-        return _Work(parameter, rows, memory, rule, is_refused)
+        return _Work(parameter, storages, rule, step, is_refused)
 
     def _step_rows_(self, group: Group, work: _Work) -> None:
         state = self._state_of(work.parameter, group)
@@ -205,23 +206,21 @@ class Optimizer(torch.optim.Optimizer):
             return
         state["step"] += 1
         opened: dict[Name, Moment] = {}
-        for name, storage in self.storages(group, work.memory).items():
+        for name, storage in work.storages.items():
             prefix = f"{name}_"
             parts = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
             opened[name] = moments.open_moment(storage, name, parts)
         self._warn_of_load(work, opened.get("first"))
-        ops.step_(
-            work.parameter, work.rows, opened.get("first"), opened.get("second"), rule=work.rule
-        )
+        work.step.run_(opened.get("first"), opened.get("second"))
         for name, moment in opened.items():
-            moment.end_(int(state["step"].item()))
+            moment.maintain_(int(state["step"].item()))
             state |= {f"{name}_{part}": tensor for part, tensor in moment.tensors.items()}
 
     def _warn_of_load(self, work: _Work, first: Moment | None) -> None:
         """Warns once for a parameter whose sketched first moment is too small to be stable."""
         if not isinstance(first, SketchedMoment) or work.rule.first is None:
             return
-        load, decay = len(work.rows) / first.sketch.width, work.rule.first.decay
+        load, decay = work.step.touched / first.sketch.width, work.rule.first.decay
         limit = 2 / (1 - decay) if decay < 1 else math.inf
         if load > limit and work.parameter not in self._warned:
             self._warned.add(work.parameter)
@@ -349,14 +348,7 @@ def _check_gradient(parameter: Tensor, gradient: Tensor) -> None:
         raise TypeError(f"{name} must be {parameter.dtype}, got {gradient.dtype}")
     if gradient.device != parameter.device:
         raise ValueError(f"{name} must be on {parameter.device}, got {gradient.device}")
-    if gradient.is_sparse:
-        if gradient.sparse_dim() != 1:
-            raise ValueError(
-                f"{name} must be sparse in rows alone (sparse_dim 1), got {gradient.sparse_dim()}"
-            )
-        ids = gradient._indices()
-        if ids.numel() and not 0 <= ids.min() <= ids.max() < parameter.shape[0]:
-            raise ValueError(
-                f"{name} must have row ids between 0 and {parameter.shape[0] - 1}, "
-                f"got {ids.min().item()} to {ids.max().item()}"
-            )
+    if gradient.is_sparse and gradient.sparse_dim() != 1:
+        raise ValueError(
+            f"{name} must be sparse in rows alone (sparse_dim 1), got {gradient.sparse_dim()}"
+        )

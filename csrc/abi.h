@@ -1,0 +1,93 @@
+// The plain C interface between sketchoptim/ops/cpu.py and the kernels: every struct here has its
+// mirror there, field by field. Nothing is allocated for the caller and nothing is kept.
+#pragma once
+
+#include <cstdint>
+
+#define SKETCHOPTIM_ABI 1
+
+enum DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
+enum Kind : int32_t { kNone = 0, kExact = 1, kRowWise = 2, kSketch = 3 };
+enum Form : int32_t { kLinear = 0, kPaper = 1, kBucket = 2, kConservative = 3 };
+
+constexpr int32_t kMaxDepth = 32;
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+// One moment: moment <- decay * moment + weight * value, wherever it is stored.
+struct Moment {
+  int32_t kind;
+  int32_t form;
+  int32_t dtype;
+  int32_t is_signed;   // median of signed readings, else their minimum
+  int32_t is_by_row;   // one number a row, else one a column
+  int32_t is_average;  // weight == 1 - decay: move by weight * (value - moment)
+  int32_t depth;
+  float weight;
+  float decay_less_one;
+  float scale;
+  float inverse_scale;
+  uint32_t rounding_key;  // of this step's stochastic rounding
+  int64_t width;
+  void* data;
+  const int64_t* words;  // [depth, 4]
+};
+
+// The rows of a gradient. Row r of the step is parameter row ids[r] (or r itself without ids), and
+// its gradient is the sum of values[order[i]] for starts[r] <= i < starts[r + 1] (or values[r]
+// itself without starts).
+struct Gradient {
+  const void* values;  // [entries, dim] in the parameter's dtype
+  const int64_t* ids;
+  const int64_t* starts;
+  const int64_t* order;
+  int64_t rows;
+};
+
+struct Step {
+  void* parameter;  // [n, dim]
+  int64_t dim;
+  int32_t dtype;
+  int32_t threads;
+  Gradient gradient;
+  Moment first;
+  Moment second;
+  float* row_values;  // [rows]: mean squares from inspect(), then the second moment of each row
+  float step_size;
+  float second_root;
+  float eps;
+  float weight_decay;
+  float shrink;
+  float nesterov;
+  float clip;
+  float largest_gradient;
+  int32_t is_maximizing;
+  int32_t has_nesterov;
+  int32_t has_clip;
+  int32_t is_ratio;
+};
+
+int32_t sketchoptim_abi();
+
+// Buckets and signs of ids, [depth, count] each.
+void sketchoptim_hash(const int64_t* words, int32_t depth, int64_t width, const int64_t* ids,
+                      int64_t count, int64_t* buckets, float* signs);
+
+// Groups equal ids: `order` lists entries by ascending id (and by position within one), unique[r]
+// is the r-th distinct id and starts[r] where its entries begin. They hold `count` numbers, starts
+// one more, scratch twice as many. Returns the number of distinct ids; 0, writing nothing, where
+// the ids ascend strictly as they are; -1 where one is outside [0, n).
+int64_t sketchoptim_group(const int64_t* ids, int64_t count, int64_t n, uint64_t* scratch,
+                          int64_t* order, int64_t* starts, int64_t* unique);
+int64_t sketchoptim_group_int32(const int32_t* ids, int64_t count, int64_t n, uint64_t* scratch,
+                                int64_t* order, int64_t* starts, int64_t* unique);
+
+// Whether all gradients that would reach the moments are finite; fills row_values with the mean
+// square of each row. Changes nothing else.
+int32_t sketchoptim_inspect(const Step* step);
+
+// Moves the moments and the rows of the parameter.
+void sketchoptim_step(const Step* step);
+}
+#pragma GCC visibility pop

@@ -1,0 +1,101 @@
+#include "by_row.h"
+
+#include <algorithm>
+
+namespace {
+
+float load_one(const Moment& m, int64_t at) {
+  if (m.dtype == kFloat32) return static_cast<const float*>(m.data)[at];
+  return load(m.data, m.dtype, at, 1)[0];
+}
+
+void store_one(const Moment& m, int64_t at, float x, uint32_t key) {
+  if (m.dtype == kFloat32)
+    static_cast<float*>(m.data)[at] = x;
+  else
+    store_table(m.data, m.dtype, at, 1, all(x), key);
+}
+
+int64_t address(const Moment& m, int32_t hash_row, int64_t id) {
+  return hash_row * m.width + bucket_of(m.words + 4 * hash_row, id, m.width);
+}
+
+float least_reading(const Moment& m, int64_t id) {
+  float least = load_one(m, address(m, 0, id)) * m.scale;
+  for (int32_t j = 1; j < m.depth; ++j)
+    least = std::min(least, load_one(m, address(m, j, id)) * m.scale);
+  return least;
+}
+
+// Each hash row is a table of its own, so that the threads can share them out.
+template <typename Visit>
+void for_hash_rows(const Moment& m, int32_t threads, Visit visit) {
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+  for (int32_t j = 0; j < m.depth; ++j) visit(j);
+}
+
+template <typename Visit>
+void for_rows(int64_t rows, int32_t threads, Visit visit) {
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+  for (int64_t r = 0; r < rows; ++r) visit(r);
+}
+
+// Rows take their turn, in ascending order.
+void move_item_wise(const Moment& m, const int64_t* ids, int64_t rows, float* row_values) {
+  for (int64_t r = 0; r < rows; ++r) {
+    const int64_t id = ids ? ids[r] : r;
+    const float x = row_values[r];
+    float estimate = least_reading(m, id);
+    const float moved = delta(m, estimate, x);
+    float least = 0.0f;
+    for (int32_t j = 0; j < m.depth; ++j) {
+      const int64_t at = address(m, j, id);
+      const float old = load_one(m, at) * m.scale;
+      const float reading = old + (m.form == kBucket ? delta(m, old, x) : moved);
+      store_one(m, at, reading * m.inverse_scale, m.rounding_key + static_cast<uint32_t>(r));
+      least = j == 0 ? reading : std::min(least, reading);
+    }
+    row_values[r] = m.form == kBucket ? least : estimate + moved;
+  }
+}
+
+}  // namespace
+
+void move_by_row(const Moment& m, const int64_t* ids, int64_t rows, int32_t threads,
+                 float* row_values) {
+  auto id_of = [&](int64_t r) { return ids ? ids[r] : r; };
+  if (m.kind == kRowWise) {
+    for_rows(rows, threads, [&](int64_t r) {
+      float* value = static_cast<float*>(m.data) + id_of(r);
+      row_values[r] = *value += delta(m, *value, row_values[r]);
+    });
+    return;
+  }
+  switch (m.form) {
+    case kConservative:
+      for_rows(rows, threads, [&](int64_t r) {
+        row_values[r] = least_reading(m, id_of(r)) + row_values[r] * m.weight;
+      });
+      for_hash_rows(m, threads, [&](int32_t j) {
+        for (int64_t r = 0; r < rows; ++r) {
+          const int64_t at = address(m, j, id_of(r));
+          const float target = row_values[r] * m.inverse_scale;
+          if (target > load_one(m, at))
+            store_one(m, at, target, m.rounding_key + static_cast<uint32_t>(r));
+        }
+      });
+      return;
+    case kLinear:
+      for_hash_rows(m, threads, [&](int32_t j) {
+        for (int64_t r = 0; r < rows; ++r) {
+          const int64_t at = address(m, j, id_of(r));
+          const float share = row_values[r] * m.weight * m.inverse_scale;
+          store_one(m, at, load_one(m, at) + share, m.rounding_key + static_cast<uint32_t>(r));
+        }
+      });
+      for_rows(rows, threads, [&](int64_t r) { row_values[r] = least_reading(m, id_of(r)); });
+      return;
+    default:
+      move_item_wise(m, ids, rows, row_values);
+  }
+}

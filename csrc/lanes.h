@@ -1,0 +1,120 @@
+// Sixteen lanes of float32, the same at every SIMD level: the compiler lowers them to one AVX-512,
+// two AVX or four SSE/NEON registers. Sums over a row keep a fixed number of partial sums in a
+// fixed order, so every level and every number of threads gives the same bits.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "abi.h"
+
+constexpr int64_t kLanes = 16;
+
+typedef float Lanes __attribute__((vector_size(64)));
+typedef int32_t IntLanes __attribute__((vector_size(64)));
+typedef uint32_t WordLanes __attribute__((vector_size(64)));
+typedef uint16_t HalfLanes __attribute__((vector_size(32)));
+
+inline Lanes all(float x) { return Lanes{} + x; }
+inline WordLanes bits_of(Lanes x) { return (WordLanes)x; }
+inline Lanes lanes_of(WordLanes x) { return (Lanes)x; }
+
+inline Lanes smaller(Lanes a, Lanes b) { return b < a ? b : a; }
+inline Lanes larger(Lanes a, Lanes b) { return a < b ? b : a; }
+
+inline Lanes root(Lanes x) {
+  Lanes y;
+  for (int64_t i = 0; i < kLanes; ++i) y[i] = __builtin_sqrtf(x[i]);
+  return y;
+}
+
+inline float sum(Lanes x) {
+  for (int64_t half = kLanes / 2; half > 0; half /= 2)
+    for (int64_t i = 0; i < half; ++i) x[i] += x[i + half];
+  return x[0];
+}
+
+// Half-precision numbers, in integer arithmetic so that no level needs an instruction of its own.
+inline Lanes from_bfloat16(HalfLanes h) {
+  return lanes_of(__builtin_convertvector(h, WordLanes) << 16);
+}
+
+inline HalfLanes to_bfloat16(Lanes x) {  // to nearest, ties to even, as torch rounds
+  const WordLanes bits = bits_of(x);
+  const WordLanes rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  const WordLanes is_nan = (WordLanes)((bits & 0x7fffffffu) > 0x7f800000u);
+  return __builtin_convertvector((rounded & ~is_nan) | (0x7fc0u & is_nan), HalfLanes);
+}
+
+inline Lanes from_float16(HalfLanes h) {
+  const WordLanes bits = __builtin_convertvector(h, WordLanes);
+  const WordLanes sign = (bits & 0x8000u) << 16, magnitude = (bits & 0x7fffu) << 13;
+  // Shift the exponent's bias by multiplying: subnormals come out right by themselves.
+  const Lanes normal = lanes_of(magnitude) * lanes_of(WordLanes{} + 0x77800000u);  // 2^112
+  const WordLanes is_special = (WordLanes)(magnitude >= 0x0f800000u);
+  const WordLanes special = magnitude | 0x7f800000u;
+  return lanes_of(sign | (special & is_special) | (bits_of(normal) & ~is_special));
+}
+
+inline HalfLanes to_float16(Lanes x) {  // to nearest, ties to even
+  const WordLanes bits = bits_of(x), sign = (bits >> 16) & 0x8000u, magnitude = bits & 0x7fffffffu;
+  const WordLanes is_nan = (WordLanes)(magnitude > 0x7f800000u);
+  const WordLanes overflows = (WordLanes)(magnitude >= 0x47800000u);  // 65536 and above
+  const WordLanes is_small = (WordLanes)(magnitude < 0x38800000u);    // below 2^-14: subnormal
+  // Adding 0.5 makes float32 round where a float16 subnormal ends.
+  const WordLanes small = bits_of(lanes_of(magnitude) + all(0.5f)) - 0x3f000000u;
+  const WordLanes normal = (magnitude - 0x38000000u + 0x0fffu + ((magnitude >> 13) & 1)) >> 13;
+  const WordLanes finite = (small & is_small) | (normal & ~is_small);
+  const WordLanes special = (0x7e00u & is_nan) | (0x7c00u & ~is_nan);
+  const WordLanes half = (special & overflows) | (finite & ~overflows);
+  return __builtin_convertvector(sign | half, HalfLanes);
+}
+
+// `count` numbers of a dtype at an element offset; lanes past the count are zero.
+inline Lanes load(const void* data, int32_t dtype, int64_t at, int64_t count) {
+  if (dtype == kFloat32) {
+    Lanes x{};
+    std::memcpy(&x, static_cast<const float*>(data) + at, count * sizeof(float));
+    return x;
+  }
+  HalfLanes h{};
+  std::memcpy(&h, static_cast<const uint16_t*>(data) + at, count * sizeof(uint16_t));
+  return dtype == kBFloat16 ? from_bfloat16(h) : from_float16(h);
+}
+
+inline void store(void* data, int32_t dtype, int64_t at, int64_t count, Lanes x) {
+  if (dtype == kFloat32) {
+    std::memcpy(static_cast<float*>(data) + at, &x, count * sizeof(float));
+    return;
+  }
+  const HalfLanes h = dtype == kBFloat16 ? to_bfloat16(x) : to_float16(x);
+  std::memcpy(static_cast<uint16_t*>(data) + at, &h, count * sizeof(uint16_t));
+}
+
+inline int64_t bytes_of(int32_t dtype) { return dtype == kFloat32 ? 4 : 2; }
+
+// Sixteen pseudo-random bits for each of sixteen consecutive positions.
+inline WordLanes noise(uint32_t key, uint64_t position) {
+  WordLanes x;
+  for (uint32_t i = 0; i < kLanes; ++i) x[i] = static_cast<uint32_t>(position) + i;
+  x = x * 0x9e3779b1u + (key ^ static_cast<uint32_t>(position >> 32));
+  x = (x ^ (x >> 16)) * 0x85ebca6bu;
+  x = (x ^ (x >> 13)) * 0xc2b2ae35u;
+  return (x ^ (x >> 16)) & 0xffffu;
+}
+
+// Into a table: bfloat16 rounds up or down with the probabilities that make the mean right.
+inline void store_table(void* data, int32_t dtype, int64_t at, int64_t count, Lanes x,
+                        uint32_t key) {
+  if (dtype == kBFloat16) x = lanes_of((bits_of(x) + noise(key, at)) & 0xffff0000u);
+  store(data, dtype, at, count, x);
+}
+
+// Calls visit(column, count) for runs of sixteen columns, and once for what is left over. The
+// count of full runs is a constant, so that loads and stores become single instructions.
+template <typename Visit>
+inline __attribute__((always_inline)) void for_columns(int64_t begin, int64_t end, Visit visit) {
+  int64_t column = begin;
+  for (; column + kLanes <= end; column += kLanes) visit(column, kLanes);
+  if (column < end) visit(column, end - column);
+}
