@@ -54,10 +54,11 @@ def injective(width: int, depth: int) -> Tensor:
     """Hash words under which ids below `width` are their own buckets and all signs are +1.
 
     The identity is a member of the hash family, so every backend can be tested free of collisions
-    without knowing about it: ``a = 2^64 / width`` and half a bucket as ``b``.
+    without knowing about it: ``a = 2^64 / width``, rounded up, and a ``b`` that rounds ``u`` up
+    too, so that no id falls short of its bucket, at any width up to `MAX_WIDTH`.
     """
-    step = _WORD // max(width, 1)
-    return _as_words([[step % _WORD, step // 2, 0, 0]] * depth)
+    step = -(-_WORD // max(width, 1))
+    return _as_words([[step % _WORD, 2**32 - 1, 0, 0]] * depth)
 
 
 def buckets(words: Tensor, ids: Tensor, width: int) -> Tensor:
