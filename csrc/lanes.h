@@ -8,6 +8,10 @@
 
 #include "abi.h"
 
+// Whatever knows the number of lanes at hand is inlined, so that sixteen of them are one load.
+#define ALWAYS __attribute__((always_inline))
+#define INLINE inline ALWAYS
+
 constexpr int64_t kLanes = 16;
 
 typedef float Lanes __attribute__((vector_size(64)));
@@ -15,38 +19,38 @@ typedef int32_t IntLanes __attribute__((vector_size(64)));
 typedef uint32_t WordLanes __attribute__((vector_size(64)));
 typedef uint16_t HalfLanes __attribute__((vector_size(32)));
 
-inline Lanes all(float x) { return Lanes{} + x; }
-inline WordLanes bits_of(Lanes x) { return (WordLanes)x; }
-inline Lanes lanes_of(WordLanes x) { return (Lanes)x; }
+INLINE Lanes all(float x) { return Lanes{} + x; }
+INLINE WordLanes bits_of(Lanes x) { return (WordLanes)x; }
+INLINE Lanes lanes_of(WordLanes x) { return (Lanes)x; }
 
-inline Lanes smaller(Lanes a, Lanes b) { return b < a ? b : a; }
-inline Lanes larger(Lanes a, Lanes b) { return a < b ? b : a; }
+INLINE Lanes smaller(Lanes a, Lanes b) { return b < a ? b : a; }
+INLINE Lanes larger(Lanes a, Lanes b) { return a < b ? b : a; }
 
-inline Lanes root(Lanes x) {
+INLINE Lanes root(Lanes x) {
   Lanes y;
   for (int64_t i = 0; i < kLanes; ++i) y[i] = __builtin_sqrtf(x[i]);
   return y;
 }
 
-inline float sum(Lanes x) {
+INLINE float sum(Lanes x) {
   for (int64_t half = kLanes / 2; half > 0; half /= 2)
     for (int64_t i = 0; i < half; ++i) x[i] += x[i + half];
   return x[0];
 }
 
 // Half-precision numbers, in integer arithmetic so that no level needs an instruction of its own.
-inline Lanes from_bfloat16(HalfLanes h) {
+INLINE Lanes from_bfloat16(HalfLanes h) {
   return lanes_of(__builtin_convertvector(h, WordLanes) << 16);
 }
 
-inline HalfLanes to_bfloat16(Lanes x) {  // to nearest, ties to even, as torch rounds
+INLINE HalfLanes to_bfloat16(Lanes x) {  // to nearest, ties to even, as torch rounds
   const WordLanes bits = bits_of(x);
   const WordLanes rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
   const WordLanes is_nan = (WordLanes)((bits & 0x7fffffffu) > 0x7f800000u);
   return __builtin_convertvector((rounded & ~is_nan) | (0x7fc0u & is_nan), HalfLanes);
 }
 
-inline Lanes from_float16(HalfLanes h) {
+INLINE Lanes from_float16(HalfLanes h) {
   const WordLanes bits = __builtin_convertvector(h, WordLanes);
   const WordLanes sign = (bits & 0x8000u) << 16, magnitude = (bits & 0x7fffu) << 13;
   // Shift the exponent's bias by multiplying: subnormals come out right by themselves.
@@ -56,7 +60,7 @@ inline Lanes from_float16(HalfLanes h) {
   return lanes_of(sign | (special & is_special) | (bits_of(normal) & ~is_special));
 }
 
-inline HalfLanes to_float16(Lanes x) {  // to nearest, ties to even
+INLINE HalfLanes to_float16(Lanes x) {  // to nearest, ties to even
   const WordLanes bits = bits_of(x), sign = (bits >> 16) & 0x8000u, magnitude = bits & 0x7fffffffu;
   const WordLanes is_nan = (WordLanes)(magnitude > 0x7f800000u);
   const WordLanes overflows = (WordLanes)(magnitude >= 0x47800000u);  // 65536 and above
@@ -71,7 +75,7 @@ inline HalfLanes to_float16(Lanes x) {  // to nearest, ties to even
 }
 
 // `count` numbers of a dtype at an element offset; lanes past the count are zero.
-inline Lanes load(const void* data, int32_t dtype, int64_t at, int64_t count) {
+INLINE Lanes load(const void* data, int32_t dtype, int64_t at, int64_t count) {
   if (dtype == kFloat32) {
     Lanes x{};
     std::memcpy(&x, static_cast<const float*>(data) + at, count * sizeof(float));
@@ -82,7 +86,7 @@ inline Lanes load(const void* data, int32_t dtype, int64_t at, int64_t count) {
   return dtype == kBFloat16 ? from_bfloat16(h) : from_float16(h);
 }
 
-inline void store(void* data, int32_t dtype, int64_t at, int64_t count, Lanes x) {
+INLINE void store(void* data, int32_t dtype, int64_t at, int64_t count, Lanes x) {
   if (dtype == kFloat32) {
     std::memcpy(static_cast<float*>(data) + at, &x, count * sizeof(float));
     return;
@@ -91,10 +95,10 @@ inline void store(void* data, int32_t dtype, int64_t at, int64_t count, Lanes x)
   std::memcpy(static_cast<uint16_t*>(data) + at, &h, count * sizeof(uint16_t));
 }
 
-inline int64_t bytes_of(int32_t dtype) { return dtype == kFloat32 ? 4 : 2; }
+INLINE int64_t bytes_of(int32_t dtype) { return dtype == kFloat32 ? 4 : 2; }
 
 // Sixteen pseudo-random bits for each of sixteen consecutive positions.
-inline WordLanes noise(uint32_t key, uint64_t position) {
+INLINE WordLanes noise(uint32_t key, uint64_t position) {
   WordLanes x;
   for (uint32_t i = 0; i < kLanes; ++i) x[i] = static_cast<uint32_t>(position) + i;
   x = x * 0x9e3779b1u + (key ^ static_cast<uint32_t>(position >> 32));
@@ -104,7 +108,7 @@ inline WordLanes noise(uint32_t key, uint64_t position) {
 }
 
 // Into a table: bfloat16 rounds up or down with the probabilities that make the mean right.
-inline void store_table(void* data, int32_t dtype, int64_t at, int64_t count, Lanes x,
+INLINE void store_table(void* data, int32_t dtype, int64_t at, int64_t count, Lanes x,
                         uint32_t key) {
   if (dtype == kBFloat16) x = lanes_of((bits_of(x) + noise(key, at)) & 0xffff0000u);
   store(data, dtype, at, count, x);
@@ -113,7 +117,7 @@ inline void store_table(void* data, int32_t dtype, int64_t at, int64_t count, La
 // Calls visit(column, count) for runs of sixteen columns, and once for what is left over. The
 // count of full runs is a constant, so that loads and stores become single instructions.
 template <typename Visit>
-inline __attribute__((always_inline)) void for_columns(int64_t begin, int64_t end, Visit visit) {
+INLINE void for_columns(int64_t begin, int64_t end, Visit visit) {
   int64_t column = begin;
   for (; column + kLanes <= end; column += kLanes) visit(column, kLanes);
   if (column < end) visit(column, end - column);

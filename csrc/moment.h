@@ -5,17 +5,17 @@
 #include "hash.h"
 #include "lanes.h"
 
-inline Lanes delta(const Moment& m, Lanes old, Lanes x) {
+INLINE Lanes delta(const Moment& m, Lanes old, Lanes x) {
   return m.is_average ? (x - old) * m.weight : old * m.decay_less_one + x * m.weight;
 }
 
-inline float delta(const Moment& m, float old, float x) {
+INLINE float delta(const Moment& m, float old, float x) {
   return m.is_average ? (x - old) * m.weight : old * m.decay_less_one + x * m.weight;
 }
 
-inline bool is_element_sketch(const Moment& m) { return m.kind == kSketch && !m.is_by_row; }
-inline bool is_linear(const Moment& m) { return is_element_sketch(m) && m.form == kLinear; }
-inline bool is_item_wise(const Moment& m) { return is_element_sketch(m) && m.form != kLinear; }
+INLINE bool is_element_sketch(const Moment& m) { return m.kind == kSketch && !m.is_by_row; }
+INLINE bool is_linear(const Moment& m) { return is_element_sketch(m) && m.form == kLinear; }
+INLINE bool is_item_wise(const Moment& m) { return is_element_sketch(m) && m.form != kLinear; }
 
 // Where a row lives in a sketch: the first element of its bucket in each hash row, and its signs.
 struct Place {
@@ -23,7 +23,7 @@ struct Place {
   float sign[kMaxDepth];
 };
 
-inline void locate(const Moment& m, int64_t id, int64_t dim, Place& place) {
+INLINE void locate(const Moment& m, int64_t id, int64_t dim, Place& place) {
   for (int32_t j = 0; j < m.depth; ++j) {
     const int64_t* words = m.words + 4 * j;
     place.at[j] = (j * m.width + bucket_of(words, id, m.width)) * dim;
@@ -32,7 +32,7 @@ inline void locate(const Moment& m, int64_t id, int64_t dim, Place& place) {
 }
 
 // The minimum of readings, or their median: the mean of the middle two when the depth is even.
-inline Lanes combine(const Moment& m, Lanes* readings) {
+INLINE Lanes combine(const Moment& m, Lanes* readings) {
   if (m.depth < 1) __builtin_unreachable();
   if (!m.is_signed) {
     Lanes least = readings[0];
@@ -56,7 +56,7 @@ inline Lanes combine(const Moment& m, Lanes* readings) {
   return m.depth % 2 ? middle : (sorted[m.depth / 2 - 1] + middle) * 0.5f;
 }
 
-inline void read(const Moment& m, const Place& place, int64_t column, int64_t count,
+INLINE void read(const Moment& m, const Place& place, int64_t column, int64_t count,
                  Lanes* readings) {
   for (int32_t j = 0; j < m.depth; ++j) {
     readings[j] = load(m.data, m.dtype, place.at[j] + column, count) * m.scale;
@@ -64,7 +64,7 @@ inline void read(const Moment& m, const Place& place, int64_t column, int64_t co
   }
 }
 
-inline void write(const Moment& m, const Place& place, int64_t column, int64_t count, uint32_t key,
+INLINE void write(const Moment& m, const Place& place, int64_t column, int64_t count, uint32_t key,
                   const Lanes* readings) {
   for (int32_t j = 0; j < m.depth; ++j)
     store_table(m.data, m.dtype, place.at[j] + column, count,
@@ -72,7 +72,7 @@ inline void write(const Moment& m, const Place& place, int64_t column, int64_t c
 }
 
 // Linear form, first pass: add x to every bucket of the row.
-inline void add(const Moment& m, const Place& place, int64_t column, int64_t count, uint32_t key,
+INLINE void add(const Moment& m, const Place& place, int64_t column, int64_t count, uint32_t key,
                 Lanes x) {
   for (int32_t j = 0; j < m.depth; ++j) {
     const int64_t at = place.at[j] + column;
@@ -83,7 +83,7 @@ inline void add(const Moment& m, const Place& place, int64_t column, int64_t cou
 }
 
 // The row's estimate after the step; item-wise forms and exact storage move here.
-inline Lanes update(const Moment& m, const Place& place, int64_t row_at, int64_t column,
+INLINE Lanes update(const Moment& m, const Place& place, int64_t row_at, int64_t column,
                     int64_t count, uint32_t key, Lanes x) {
   if (m.kind == kExact) {
     const Lanes old = load(m.data, m.dtype, row_at + column, count);

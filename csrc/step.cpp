@@ -39,9 +39,9 @@ void in_parallel(const Step& s, bool by_column, Visit visit) {
   }
 }
 
-inline int64_t id_of(const Step& s, int64_t r) { return s.gradient.ids ? s.gradient.ids[r] : r; }
+INLINE int64_t id_of(const Step& s, int64_t r) { return s.gradient.ids ? s.gradient.ids[r] : r; }
 
-inline int64_t first_entry(const Gradient& g, int64_t r) {
+INLINE int64_t first_entry(const Gradient& g, int64_t r) {
   return g.starts ? g.order[g.starts[r]] : r;
 }
 
@@ -61,20 +61,20 @@ const float* gradient_of(const Step& s, int64_t r, Span columns, float* buffer) 
   const int64_t entries = g.starts ? g.starts[r + 1] - g.starts[r] : 1;
   if (P == kFloat32 && entries == 1 && !s.is_maximizing && s.weight_decay == 0.0f)
     return static_cast<const float*>(g.values) + entry;
-  for_columns(columns.begin, columns.end, [&](int64_t c, int64_t count) {
+  for_columns(columns.begin, columns.end, [&](int64_t c, int64_t count) ALWAYS {
     store(buffer, kFloat32, c, count, load(g.values, P, entry + c, count));
   });
   for (int64_t i = 1; i < entries; ++i) {
     const int64_t more = g.order[g.starts[r] + i] * s.dim;
     if (i + 1 < entries) prefetch<P>(g.values, g.order[g.starts[r] + i + 1] * s.dim, columns);
-    for_columns(columns.begin, columns.end, [&](int64_t c, int64_t count) {
+    for_columns(columns.begin, columns.end, [&](int64_t c, int64_t count) ALWAYS {
       const Lanes sum = load(buffer, kFloat32, c, count) + load(g.values, P, more + c, count);
       store(buffer, kFloat32, c, count, sum);
     });
   }
   if (s.is_maximizing || s.weight_decay != 0.0f) {
     const int64_t row_at = id_of(s, r) * s.dim;
-    for_columns(columns.begin, columns.end, [&](int64_t c, int64_t count) {
+    for_columns(columns.begin, columns.end, [&](int64_t c, int64_t count) ALWAYS {
       Lanes x = load(buffer, kFloat32, c, count);
       if (s.is_maximizing) x = -x;
       if (s.weight_decay != 0.0f) x += load(s.parameter, P, row_at + c, count) * s.weight_decay;
@@ -141,7 +141,7 @@ void add_rows(const Step& s) {
     std::unique_ptr<float[]> buffer(new float[s.dim]);
     for_rows<P>(s, rows, columns, [&](int64_t r, const Places& places) {
       const float* g = gradient_of<P>(s, r, columns, buffer.get());
-      for_columns(columns.begin, columns.end, [&](int64_t c, int64_t count) {
+      for_columns(columns.begin, columns.end, [&](int64_t c, int64_t count) ALWAYS {
         const Lanes x = load(g, kFloat32, c, count);
         if (is_linear(s.first)) add(s.first, places.first, c, count, key_of(s.first, r), x);
         if (is_linear(s.second)) add(s.second, places.second, c, count, key_of(s.second, r), x * x);
@@ -150,17 +150,17 @@ void add_rows(const Step& s) {
   });
 }
 
-inline Lanes quotient(const Step& s, Lanes numerator, Lanes square) {
+INLINE Lanes quotient(const Step& s, Lanes numerator, Lanes square) {
   Lanes denominator = root(square);
   if (s.second_root != 1.0f) denominator /= s.second_root;
   return numerator / (denominator + s.eps);
 }
 
-inline Lanes clipped(const Step& s, Lanes direction) {
+INLINE Lanes clipped(const Step& s, Lanes direction) {
   return s.has_clip ? larger(all(-s.clip), smaller(all(s.clip), direction)) : direction;
 }
 
-inline Lanes median_of_quotients(const Step& s, const Places& places, int64_t c, int64_t count) {
+INLINE Lanes median_of_quotients(const Step& s, const Places& places, int64_t c, int64_t count) {
   Lanes quotients[kMaxDepth], squares[kMaxDepth];
   read(s.first, places.first, c, count, quotients);
   read(s.second, places.second, c, count, squares);
@@ -181,7 +181,7 @@ void update_rows(const Step& s) {
       const uint32_t first_key = key_of(s.first, r), second_key = key_of(s.second, r);
       const float inverse =
           is_by_row ? 1.0f / (std::sqrt(s.row_values[r]) / s.second_root + s.eps) : 1.0f;
-      for_columns(columns.begin, columns.end, [&](int64_t c, int64_t count) {
+      for_columns(columns.begin, columns.end, [&](int64_t c, int64_t count) ALWAYS {
         const Lanes x = load(g, kFloat32, c, count);
         Lanes direction = x;
         if (s.is_ratio) {
@@ -224,7 +224,7 @@ int32_t inspect(const Step& s) {
         prefetch<P>(s.gradient.values, first_entry(s.gradient, r + kRowsAhead) * s.dim, columns);
       const float* g = gradient_of<P>(s, r, columns, buffer.get());
       Lanes sums[4] = {};
-      for_columns(columns.begin, columns.end, [&](int64_t c, int64_t count) {
+      for_columns(columns.begin, columns.end, [&](int64_t c, int64_t count) ALWAYS {
         const Lanes x = load(g, kFloat32, c, count);
         const Lanes size = x < 0.0f ? -x : x;
         beyond |= ~(size <= s.largest_gradient);  // a NaN is not within either
