@@ -1,0 +1,88 @@
+"""The step as one operator that torch.compile carries through a graph without looking inside.
+
+`torch.ops.sketchoptim.step_` takes what the optimizers take, in tensors and one string, so that a
+compiled training step of one's own can hold it: the gradient as row ids and values, moments as the
+tensors that `moments.create` made, the rule as a vector of numbers. `so.Adam` and the others do not
+go through it: their step is not compiled, and calls the kernel directly.
+"""
+
+import json
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..moments import Average, Moment, Name, Table, create, open_moment
+from ..storage import Memory, Storage
+from .dispatch import prepare
+from .rule import Rule
+
+_library = torch.library.Library("sketchoptim", "DEF")
+_library.define(
+    "step_(Tensor(a!) parameter, Tensor ids, Tensor values, Tensor(b!)[] first, "
+    "Tensor(c!)[] second, Tensor rule, str memory) -> ()"
+)
+
+_NUMBERS = ("step_size", "second_root", "eps", "weight_decay", "shrink", "nesterov", "clip")
+_FLAGS = ("maximize", "is_ratio")
+
+
+def rule_to_tensor(rule: Rule) -> Tensor:
+    """The rule as the vector that the operator takes; NaN stands for None."""
+    averages = [
+        number for average in (rule.first, rule.second) for number in average or (None,) * 2
+    ]
+    numbers = [*averages, *(getattr(rule, name) for name in (*_NUMBERS, *_FLAGS))]
+    flat = [math.nan if number is None else float(number) for number in numbers]
+    return torch.tensor(flat, dtype=torch.float64)
+
+
+def rule_from_tensor(vector: Tensor) -> Rule:
+    """The rule that `rule_to_tensor` made a vector of."""
+    numbers = [None if math.isnan(number) else number for number in vector.tolist()]
+    averages = [
+        None if decay is None or weight is None else Average(decay, weight)
+        for decay, weight in (numbers[0:2], numbers[2:4])
+    ]
+    named: dict[str, Any] = dict(zip((*_NUMBERS, *_FLAGS), numbers[4:], strict=True))
+    flags = {name: bool(named.pop(name)) for name in _FLAGS}
+    return Rule(first=averages[0], second=averages[1], **named, **flags)
+
+
+def _step_(
+    parameter: Tensor,
+    ids: Tensor,
+    values: Tensor,
+    first: list[Tensor],
+    second: list[Tensor],
+    rule: Tensor,
+    memory: str,
+) -> None:
+    choice = Memory.from_dict(json.loads(memory))
+    storages: dict[Name, Storage] = {}
+    opened: dict[Name, Moment] = {}
+    given: dict[Name, list[Tensor]] = {"first": first, "second": second}
+    for name, tensors in given.items():
+        storage = getattr(choice, name)
+        if storage is not None and tensors:
+            storages[name] = storage
+            parts = dict(zip(_part_names(storage), tensors, strict=True))
+            opened[name] = open_moment(storage, name, parts)
+    gradient = torch.sparse_coo_tensor(
+        ids.long().unsqueeze(0), values, parameter.shape, check_invariants=False
+    )
+    step = prepare(parameter, gradient, storages, rule_from_tensor(rule))
+    if storages and not step.is_finite():
+        raise ValueError("values must be finite and their squares too; the step is refused")
+    step.run_(opened.get("first"), opened.get("second"))
+
+
+def _part_names(storage: Storage) -> list[str]:
+    """The order in which the operator takes a moment's tensors: that of `moments.create`."""
+    meta = torch.device("meta")
+    return list(create(storage, Table(torch.Size((1, 1)), torch.float32, meta, 0)))
+
+
+_library.impl("step_", _step_, "CompositeExplicitAutograd")
+torch.library.register_fake("sketchoptim::step_", lambda *_: None, lib=_library)
