@@ -16,6 +16,11 @@ void store_one(const Moment& m, int64_t at, float x, uint32_t key) {
     store_table(m.data, m.dtype, at, 1, all(x), key);
 }
 
+float rounded_one(const Moment& m, float x, int64_t id) {
+  if (m.dtype == kFloat32) return x;
+  return rounded(m.dtype, all(x), m.rounding_key, static_cast<uint64_t>(id))[0];
+}
+
 int64_t address(const Moment& m, int32_t hash_row, int64_t id) {
   return hash_row * m.width + bucket_of(m.words + 4 * hash_row, id, m.width);
 }
@@ -79,9 +84,9 @@ void move_by_row(const Moment& m, const int64_t* ids, int64_t rows, int32_t thre
       for_hash_rows(m, threads, [&](int32_t j) {
         for (int64_t r = 0; r < rows; ++r) {
           const int64_t at = address(m, j, id_of(r));
-          const float target = row_values[r] * m.inverse_scale;
-          if (target > load_one(m, at))
-            store_one(m, at, target, m.rounding_key + static_cast<uint32_t>(r));
+          // Rounded alike in every hash row: the least of several roundings would be too small.
+          const float target = rounded_one(m, row_values[r] * m.inverse_scale, id_of(r));
+          if (target > load_one(m, at)) store_one(m, at, target, 0);
         }
       });
       return;

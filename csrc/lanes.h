@@ -107,11 +107,14 @@ INLINE WordLanes noise(uint32_t key, uint64_t position) {
   return (x ^ (x >> 16)) & 0xffffu;
 }
 
-// Into a table: bfloat16 rounds up or down with the probabilities that make the mean right.
+// As a table holds it: bfloat16 rounds up or down with the probabilities that make the mean right.
+INLINE Lanes rounded(int32_t dtype, Lanes x, uint32_t key, uint64_t position) {
+  return dtype == kBFloat16 ? lanes_of((bits_of(x) + noise(key, position)) & 0xffff0000u) : x;
+}
+
 INLINE void store_table(void* data, int32_t dtype, int64_t at, int64_t count, Lanes x,
                         uint32_t key) {
-  if (dtype == kBFloat16) x = lanes_of((bits_of(x) + noise(key, at)) & 0xffff0000u);
-  store(data, dtype, at, count, x);
+  store(data, dtype, at, count, rounded(dtype, x, key, static_cast<uint64_t>(at)));
 }
 
 // Calls visit(column, count) for runs of sixteen columns, and once for what is left over. The
