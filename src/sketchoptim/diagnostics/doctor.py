@@ -1,0 +1,31 @@
+"""Which backend runs, and why."""
+
+import os
+import platform
+
+import torch
+
+from .. import ops
+from ..ops import native
+
+
+def findings() -> dict[str, str]:
+    """What decides how fast steps are: versions, the backend with its reason, threads."""
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "machine": f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}",
+        "threads": str(torch.get_num_threads()),
+        "cpu backend": _cpu_backend(),
+        "gpu backend": "reference kernels, on the GPU's own torch operations",
+        "SKETCHOPTIM_REQUIRE_NATIVE": os.environ.get("SKETCHOPTIM_REQUIRE_NATIVE", "not set"),
+        "largest gradient": f"{ops.LARGEST_GRADIENT:.3g}; more is refused or skipped",
+    }
+
+
+def _cpu_backend() -> str:
+    try:
+        loaded = native.load(native.level())
+    except OSError as error:
+        return f"reference kernels, many times slower: {error}"
+    return f"native kernels, level {native.level()}: {loaded._name}"
