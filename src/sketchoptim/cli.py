@@ -1,4 +1,4 @@
-"""The command line: `sketchoptim demo`."""
+"""The command line: `sketchoptim demo | doctor`."""
 
 import sys
 from pathlib import Path
@@ -28,6 +28,7 @@ def build_app() -> "typer.Typer":
     import typer
     from rich.console import Console
 
+    from .diagnostics.doctor import findings
     from .experiments import demo as demos
 
     app = typer.Typer(
@@ -35,10 +36,6 @@ def build_app() -> "typer.Typer":
         no_args_is_help=True,
         add_completion=False,
     )
-
-    @app.callback()
-    def commands() -> None:
-        pass  # with a callback, typer wants the name even of a lone command
 
     @app.command()
     def demo(
@@ -58,5 +55,11 @@ def build_app() -> "typer.Typer":
         if threads is not None:
             torch.set_num_threads(threads)
         demos.run_demo(steps=steps, seed=seed, sources=sources, console=Console())
+
+    @app.command()
+    def doctor() -> None:
+        """Say which backend runs, and why."""
+        for name, finding in findings().items():
+            Console().print(f"[bold]{name}[/bold]: {finding}", highlight=False, soft_wrap=True)
 
     return app

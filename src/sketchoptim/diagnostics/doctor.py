@@ -5,7 +5,6 @@ import platform
 
 import torch
 
-from .. import ops
 from ..ops import native
 
 
@@ -19,7 +18,6 @@ def findings() -> dict[str, str]:
         "cpu backend": _cpu_backend(),
         "gpu backend": "reference kernels, on the GPU's own torch operations",
         "SKETCHOPTIM_REQUIRE_NATIVE": os.environ.get("SKETCHOPTIM_REQUIRE_NATIVE", "not set"),
-        "largest gradient": f"{ops.LARGEST_GRADIENT:.3g}; more is refused or skipped",
     }
 
 
