@@ -17,6 +17,8 @@ from . import hashing, rows
 _TABLE_DTYPES = (torch.float32, torch.bfloat16)
 # The lazily applied scale stays within these: float32 tables neither under- nor overflow.
 _SMALLEST_SCALE, _LARGEST_SCALE = 2.0**-24, 2.0**24
+# Leaves room in float32 for dividing by the smallest scale and for sums of 2^24 such values.
+_LARGEST_VALUE = 2.0**80
 # Ids a public call handles at once, so that adding a million rows needs no million-row temporary.
 _IDS_AT_ONCE = 1 << 14
 
@@ -109,7 +111,8 @@ class Sketch:
     def add_(self, ids: Tensor, values: Tensor) -> Self:
         """The sketch after adding ``values[k, dim]`` to the vectors of ``ids[k]``; ids may repeat.
 
-        Non-finite values are refused: one would poison every row that shares its buckets.
+        Values that are not finite, or beyond 2^80, are refused: one would poison every row that
+        shares its buckets.
         """
         ids = self._checked_ids(ids)
         if values.shape != (ids.numel(), self.dim):
@@ -117,8 +120,13 @@ class Sketch:
             raise ValueError(f"values must have shape {expected}, got {list(values.shape)}")
         if values.device != self.table.device:
             raise ValueError(f"values must be on {self.table.device}, got {values.device}")
-        if not values.isfinite().all():
-            raise ValueError("values must be finite, got NaN or inf; nothing was added")
+        if values.is_complex():
+            raise TypeError(f"values must be real, got {values.dtype}")
+        values = values.float()
+        if not (values.abs() <= _LARGEST_VALUE).all():  # a NaN is not
+            raise ValueError(
+                "values must be finite and within 2**80, got NaN, inf or more; nothing was added"
+            )
         self._check_values(values)
         self._add_(ids, values)
         return self
@@ -131,7 +139,7 @@ class Sketch:
         """The sketch with every estimate multiplied by `factor`, in constant time.
 
         Once in thousands of calls the scale is folded into the table as a power of two, which
-        rounds nothing.
+        rounds nothing. A factor that would make the table overflow is refused.
         """
         if not math.isfinite(factor) or (factor < 0 and not self.is_signed):
             allowed = "finite" if self.is_signed else "finite and >= 0"
@@ -142,9 +150,7 @@ class Sketch:
             scale = 1.0
         elif not _SMALLEST_SCALE <= abs(scale) <= _LARGEST_SCALE:
             scale, exponent = math.frexp(scale)
-            # In two halves, since 2^exponent itself may not be a float32.
-            for half in (exponent // 2, exponent - exponent // 2):
-                self.table.mul_(2.0**half)
+            self._shift_(exponent, factor)
         self.scale.fill_(scale)
         return self
 
@@ -227,6 +233,16 @@ class Sketch:
         assert self.rounds is not None
         self.rounds += 1
         return int(hashing.seeded(int(self.rounds.item()), 0, 1)[0, 0].item()) & 0xFFFFFFFF
+
+    def _shift_(self, exponent: int, factor: float) -> None:
+        """Multiplies the table by 2^exponent, or raises where its dtype cannot hold that."""
+        largest = max(abs(extreme.item()) for extreme in torch.aminmax(self.table))
+        if largest == 0.0:
+            return
+        if math.frexp(largest)[1] + exponent > 128:
+            raise ValueError(f"factor must leave every estimate finite, got {factor}")
+        for part in range(3):  # since 2^exponent itself may not be a float32
+            self.table.mul_(2.0 ** ((exponent + part) // 3))
 
     def _row_offsets(self) -> Tensor:
         return torch.arange(self.depth, device=self.table.device).unsqueeze(-1) * self.width
