@@ -355,7 +355,7 @@ class CountMinSketch(Sketch):
         return cls(depth, math.ceil(math.e / epsilon), dim, **options)
 
     def merge_(self, other: Self) -> Self:
-        if other.conservative != self.conservative:
+        if isinstance(other, CountMinSketch) and other.conservative != self.conservative:
             raise ValueError("other must be conservative exactly if this sketch is")
         return super().merge_(other)
 
