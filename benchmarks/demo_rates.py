@@ -12,9 +12,9 @@ import torch
 from sketchoptim.experiments.data import read_python_sources
 from sketchoptim.experiments.demo import HELD_OUT_WORDS, MODEL, STEPS, TABLE_RATES
 from sketchoptim.experiments.sweep import best_rate, tune
-from sketchoptim.experiments.train import TrainSettings
+from sketchoptim.experiments.train import Method, TrainSettings, perplexity, train
 
-GRID = (0.003, 0.01, 0.03)
+GRID = (0.01, 0.03, 0.1)
 
 
 def main() -> None:
@@ -24,14 +24,13 @@ def main() -> None:
     torch.set_num_threads(parser.parse_args().threads)
     corpus = read_python_sources()
     for method in TABLE_RATES:
-        found = tune(
-            corpus,
-            MODEL,
-            TrainSettings(method=method, table_lr=GRID[0], steps=STEPS),
-            rates=GRID,
-            words=HELD_OUT_WORDS,
-        )
-        table = ", ".join(f"{rate:g}: {perplexity:.1f}" for rate, perplexity in found.items())
+
+        def trial(rate: float, method: Method = method) -> float:
+            run = train(corpus, MODEL, TrainSettings(method=method, table_lr=rate, steps=STEPS))
+            return perplexity(run.model, corpus.valid, words=HELD_OUT_WORDS)
+
+        found = tune(trial, rates=GRID)
+        table = ", ".join(f"{rate:g}: {result:.1f}" for rate, result in found.items())
         print(f"{method}: best {best_rate(found):g} of {table}", flush=True)
 
 

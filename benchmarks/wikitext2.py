@@ -14,7 +14,7 @@ import os
 import platform
 import statistics
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import get_args
 
@@ -23,14 +23,14 @@ import torch
 from sketchoptim.experiments.data import Corpus, read_wikitext
 from sketchoptim.experiments.models import ModelSettings
 from sketchoptim.experiments.sweep import best_rate, tune
-from sketchoptim.experiments.train import Method, TrainSettings, perplexity, train
+from sketchoptim.experiments.train import Method, Run, TrainSettings, perplexity, train
 
 MODEL = ModelSettings(dim=256, hidden=256, samples=1024)
 GRIDS: dict[Method, tuple[float, ...]] = {
     "adagrad-exact": (0.1, 0.3, 1.0),
     "adagrad-lean": (0.1, 0.3, 1.0),
 }
-GRID = (0.003, 0.01, 0.03)
+GRID = (0.01, 0.03, 0.1)
 # about 2 % sampling error of a perplexity, enough to tell rates a factor of 3 apart
 TUNING_WORDS = 40_000
 
@@ -48,7 +48,8 @@ def main(arguments: list[str] | None = None) -> None:
             "torch": torch.__version__,
             "machine": f"{platform.machine()}, {os.cpu_count()} cores",
             "threads": options.threads,
-            "words": len(corpus.vocabulary),
+            "vocabulary": len(corpus.vocabulary),
+            "words": options.words,
             "model": asdict(MODEL),
             "results": results,
         }
@@ -63,6 +64,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--methods", nargs="+", choices=get_args(Method), default=["exact", "lean"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=1866, help="1866 is one pass")
+    parser.add_argument("--words", type=int, help="measure on the first so many; default: all")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--json", type=Path, help="file for all numbers")
     return parser.parse_args(arguments)
@@ -70,36 +72,39 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
 
 def measured(corpus: Corpus, method: Method, options: argparse.Namespace) -> dict[str, object]:
     """Everything about one method: its rates, and each seed at the best of them."""
-    grid = GRIDS.get(method, GRID)
-    settings = TrainSettings(
-        method=method, table_lr=grid[0], steps=options.steps, seed=options.seeds[0]
-    )
-    rates = tune(
-        corpus,
-        MODEL,
-        settings,
-        rates=grid,
-        words=TUNING_WORDS,
-        on_run=lambda rate, found: log(f"{method}: lr {rate:g} -> {found:.1f}"),
-    )
-    table_lr = best_rate(rates)
-    seeds = []
-    for seed in options.seeds:
-        chosen = TrainSettings(method=method, table_lr=table_lr, steps=options.steps, seed=seed)
-        run = train(corpus, MODEL, chosen)
-        seeds.append(
-            {
-                "seed": seed,
-                "valid": perplexity(run.model, corpus.valid),
-                "test": perplexity(run.model, corpus.test),
-                "table_state_bytes": run.table_state_bytes,
-                "state_bytes": run.state_bytes,
-                "step_seconds": run.step_seconds,
-                "update_seconds": run.update_seconds,
-            }
-        )
-        log(f"{method}: seed {seed} -> " + json.dumps(seeds[-1]))
-    return {"settings": asdict(chosen), "valid_by_rate": rates, "seeds": seeds}
+    first, *others = options.seeds
+    settings = TrainSettings(method=method, table_lr=1.0, steps=options.steps, seed=first)
+    runs: dict[float, Run] = {}
+
+    def trial(rate: float) -> float:
+        runs[rate] = train(corpus, MODEL, replace(settings, table_lr=rate))
+        found = perplexity(runs[rate].model, corpus.valid, words=TUNING_WORDS)
+        log(f"{method}: lr {rate:g} -> {found:.1f}")
+        return found
+
+    rates = tune(trial, rates=GRIDS.get(method, GRID))
+    best = replace(settings, table_lr=best_rate(rates))
+    seeds = [summary(corpus, first, runs[best.table_lr], options.words)]
+    runs.clear()
+    for seed in others:
+        run = train(corpus, MODEL, replace(best, seed=seed))
+        seeds.append(summary(corpus, seed, run, options.words))
+    return {"settings": asdict(best), "valid_by_rate": rates, "seeds": seeds}
+
+
+def summary(corpus: Corpus, seed: int, run: Run, words: int | None) -> dict[str, float]:
+    """What is reported of one trained model."""
+    numbers = {
+        "seed": seed,
+        "valid": perplexity(run.model, corpus.valid, words=words),
+        "test": perplexity(run.model, corpus.test, words=words),
+        "table_state_bytes": run.table_state_bytes,
+        "state_bytes": run.state_bytes,
+        "step_seconds": run.step_seconds,
+        "update_seconds": run.update_seconds,
+    }
+    log(json.dumps(numbers))
+    return numbers
 
 
 def as_text(results: list[dict[str, object]]) -> str:

@@ -2,42 +2,30 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
-from .data import Corpus
-from .models import ModelSettings
-from .train import DivergedError, TrainSettings, perplexity, train
+from .train import DivergedError
 
 _EXTENSIONS = 3
 
 
-def tune(
-    corpus: Corpus,
-    model_settings: ModelSettings,
-    settings: TrainSettings,
-    *,
-    rates: Sequence[float],
-    words: int | None = None,
-    on_run: Callable[[float, float], None] | None = None,
-) -> dict[float, float]:
-    """Validation perplexity by table learning rate, in rising order of the rates.
+def tune(trial: Callable[[float], float], *, rates: Sequence[float]) -> dict[float, float]:
+    """What `trial(rate)` gave, lower being better, for each rate in rising order.
 
     A best rate at an end of the grid is no optimum, so the grid then grows at that end by the ratio
-    of its last two rates, three times at most. A run that diverges counts as infinite. `words`
-    limits the validation text; `on_run(rate, perplexity)` is called after each run.
+    of its last two rates, three times at most. A trial that diverges counts as infinite.
+
+    Example:
+        >>> tune(lambda rate: abs(rate - 0.8), rates=[0.01, 0.1])
+        {0.01: 0.79, 0.1: 0.7000000000000001, 1.0: 0.19999999999999996, 10.0: 9.2}
     """
     if len(rates) < 2 or sorted(set(rates)) != list(rates):
         raise ValueError(f"rates must be at least two, distinct and rising, got {list(rates)}")
 
     def tried(rate: float) -> float:
         try:
-            model = train(corpus, model_settings, replace(settings, table_lr=rate)).model
-            found = perplexity(model, corpus.valid, words=words)
+            return trial(rate)
         except DivergedError:
-            found = math.inf
-        if on_run is not None:
-            on_run(rate, found)
-        return found
+            return math.inf
 
     results = {rate: tried(rate) for rate in rates}
     for _ in range(_EXTENSIONS):
@@ -55,5 +43,5 @@ def tune(
 
 
 def best_rate(results: dict[float, float]) -> float:
-    """The rate of the lowest perplexity."""
+    """The rate of the lowest result."""
     return min(results, key=lambda rate: results[rate])

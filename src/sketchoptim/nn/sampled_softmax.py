@@ -184,7 +184,7 @@ class SampledSoftmax(nn.Module):
         labels: Tensor,
         *,
         reduction: Reduction = "mean",
-        chunk: int = 8192,
+        chunk: int = 4096,
     ) -> Tensor:
         """The exact softmax loss, for evaluation: no matrix above [tokens, chunk] is ever made."""
         if chunk < 1:
