@@ -93,8 +93,9 @@ class Adam(Optimizer):
         if memory.first is None:
             beta1 = 0.0
         root = math.sqrt(1 - beta2**step)
+        numerator, denominator = root if is_sparse else 1.0, 1 - beta1**step
         return Rule(
-            step_size=lr * (root if is_sparse else 1.0) / (1 - beta1**step),
+            step_size=lr * numerator / denominator,
             first=None if memory.first is None else Average(beta1, 1 - beta1),
             second=Average(beta2, 1 - beta2),
             second_root=1.0 if is_sparse else root,
@@ -102,7 +103,8 @@ class Adam(Optimizer):
             weight_decay=0.0 if self.is_decoupled else decay,
             shrink=1 - lr * decay if self.is_decoupled else 1.0,
             maximize=group["maximize"],
-            clip=memory.clip,
+            # The bound is for the step, which has the bias correction in it; the direction has not.
+            clip=None if memory.clip is None else memory.clip * denominator / numerator,
             is_ratio=memory.form == "ratio",
         )
 
