@@ -340,6 +340,8 @@ def _check_gradient(parameter: Tensor, gradient: Tensor) -> None:
     name = f"the gradient of the parameter of shape {list(parameter.shape)}"
     if not parameter.is_floating_point():
         raise TypeError(f"parameters must be real floating point, got {parameter.dtype}")
+    if parameter.layout != torch.strided:
+        raise TypeError(f"parameters must be dense tensors, got {parameter.layout}")
     if gradient.layout not in (torch.strided, torch.sparse_coo):
         raise TypeError(f"{name} must be dense or sparse COO, got {gradient.layout}")
     if gradient.shape != parameter.shape:
