@@ -1,0 +1,82 @@
+"""The native libraries this machine can run, and steps by a chosen one or by the reference."""
+
+import ctypes
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from sketchoptim.ops import cpu, native, reference
+
+_ORDER = ("base", "v3", "v4")
+
+
+def _is_built(level: str) -> bool:
+    try:
+        native.load(level)
+    except OSError:
+        return False
+    return True
+
+
+# Every level up to that of this machine; none where the package was built without a compiler.
+LEVELS = [
+    level for level in _ORDER[: _ORDER.index(native.level()) + 1] if _is_built(native.level())
+]
+needs_native = pytest.mark.skipif(not LEVELS, reason="the native kernels were not built")
+
+
+@functools.cache
+def library(level: str) -> ctypes.CDLL:
+    """The library of a level, loaded once."""
+    return native.load(level)
+
+
+class Counter:
+    """How many steps each backend took."""
+
+    native = 0
+    reference = 0
+
+
+@contextmanager
+def stepping_by(level: str | None, *, threads: int = 1) -> Iterator[Counter]:
+    """Steps within are taken by the library of a level, or by the reference for None.
+
+    torch takes square roots from MKL, which rounds one in 150 of them the wrong way. NumPy's are
+    those of IEEE 754, as are the kernels', so that a comparison can ask for the same bits.
+    """
+    counter = Counter()
+    run_native, run_reference = cpu.NativeStep.run_, reference.ReferenceStep.run_
+
+    def counted_native(step: cpu.NativeStep, *moments: object) -> None:
+        counter.native += 1
+        run_native(step, *moments)
+
+    def counted_reference(step: reference.ReferenceStep, *moments: object) -> None:
+        counter.reference += 1
+        run_reference(step, *moments)
+
+    chosen = None if level is None else library(level)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with (
+            mock.patch.object(native, "library", return_value=chosen),
+            mock.patch.object(cpu.NativeStep, "run_", counted_native),
+            mock.patch.object(reference.ReferenceStep, "run_", counted_reference),
+            mock.patch.object(Tensor, "sqrt", lambda x: torch.from_numpy(np.sqrt(x.numpy()))),
+        ):
+            yield counter
+    finally:
+        torch.set_num_threads(before)
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """The tensor's bytes as integers, so that signs of zeros and NaNs count too."""
+    return tensor.detach().contiguous().view(torch.uint8 if tensor.dim() else torch.int32)

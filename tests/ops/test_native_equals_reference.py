@@ -1,0 +1,105 @@
+"""Every kernel against the reference, which is the definition of correct."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from backends import LEVELS, needs_native, stepping_by
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from step_cases import Case, Outcome, cases, run, whole_cases
+
+from sketchoptim.storage import PRESETS
+
+pytestmark = needs_native
+
+threads = st.sampled_from([1, 1, 1, 2, 3, 4])
+
+
+def both(case: Case, *, threads: int = 1) -> tuple[Outcome, Outcome]:
+    """What the kernel and what the reference leave behind, each step taken by whom it should."""
+    with stepping_by(LEVELS[-1], threads=threads) as taken:
+        native = run(case)
+    assert (taken.native, taken.reference) == (case.steps, 0)
+    with stepping_by(None) as taken:
+        reference = run(case)
+    assert (taken.native, taken.reference) == (0, case.steps)
+    return native, reference
+
+
+def assert_equal(native: Outcome, reference: Outcome) -> None:
+    found, expected = native.tensors(), reference.tensors()
+    assert found.keys() == expected.keys()
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name], rtol=0, atol=0, msg=name)
+
+
+def assert_close(native: Outcome, reference: Outcome, *, units: float) -> None:
+    """Equal but for some units in the last place of the parameter's dtype, at its largest number.
+
+    Rounding a sum the other way moves a moment, which moves a parameter, which through weight
+    decay moves the next gradient.
+    """
+    found, expected = native.tensors(), reference.tensors()
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        if not tensor.is_floating_point() or not tensor.numel():
+            assert torch.equal(found[name], tensor)
+            continue
+        last_place = torch.finfo(reference.parameter.dtype).eps
+        largest = tensor.abs().max().item()
+        assert math.isfinite(largest)
+        torch.testing.assert_close(
+            found[name], tensor, rtol=units * last_place, atol=units * last_place * largest
+        )
+
+
+@settings(max_examples=1000)
+@given(cases(), threads)
+def test_every_kernel_equals_the_reference(case: Case, threads: int) -> None:
+    native, reference = both(case, threads=threads)
+    if case.is_by_row:
+        # The mean over a row is summed in another order, and a row is divided by a number once.
+        assert_close(native, reference, units=8)
+    else:
+        assert_equal(native, reference)
+
+
+@settings(max_examples=100)
+@given(cases(row_shapes=((), (1,), (1, 1))), threads)
+def test_moments_by_row_have_the_bits_of_the_reference_where_a_row_is_one_number(
+    case: Case, threads: int
+) -> None:
+    # Else the last bit of the parameter would join the next gradient.
+    case = replace(case, options={**case.options, "weight_decay": 0.0})
+    native, reference = both(case, threads=threads)
+    for name, expected in reference.tensors().items():
+        if name != "parameter":
+            assert torch.equal(native.tensors()[name], expected)
+
+
+@settings(max_examples=250, suppress_health_check=[HealthCheck.filter_too_much])
+@given(whole_cases(torch.bfloat16), threads)
+def test_numbers_that_bfloat16_holds_are_stored_as_they_are(case: Case, threads: int) -> None:
+    native, reference = both(case, threads=threads)
+    with stepping_by(None):
+        wide = run(case.with_tables_in(torch.float32))
+    tables = [name for name in wide.state if name.endswith("_table")]
+    for name in tables:
+        assume(torch.equal(wide.state[name], wide.state[name].bfloat16().float()))
+    for name in tables:
+        assert native.state[name].dtype == torch.bfloat16
+        assert torch.equal(native.state[name].float(), wide.state[name])
+        assert torch.equal(reference.state[name].float(), wide.state[name])
+    torch.testing.assert_close(native.parameter, wide.parameter, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("optimizer", ["Adam", "AdamW", "RMSprop", "Adagrad", "SGD"])
+@pytest.mark.parametrize("preset", sorted(set(PRESETS) - {"rank-one"}))
+def test_every_preset_with_a_kernel_stays_with_the_reference_over_many_steps(
+    optimizer: str, preset: str
+) -> None:
+    case = Case(optimizer, PRESETS[preset], shape=(300, 20), entries=80, steps=30)
+    native, reference = both(case, threads=2)
+    assert_close(native, reference, units=64)
