@@ -98,6 +98,8 @@ class NativeStep:
             self.is_finite()
         step = self._step(_described(first, self.rule.first), _described(second, self.rule.second))
         self.library.sketchoptim_step(ctypes.byref(step))
+        # Autograd sees writes by torch only, and must refuse graphs of the weights as they were.
+        torch.autograd.graph.increment_version(self.parameter)
 
     def _step(self, first: native.Moment | None, second: native.Moment | None) -> native.Step:
         rule = self.rule
