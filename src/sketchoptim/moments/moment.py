@@ -20,6 +20,8 @@ class Average(NamedTuple):
         """What to add to `old`; for a moving average the form of SparseAdam and of Algorithm 4."""
         if self.weight == 1 - self.decay:
             return (value - old) * self.weight
+        if self.decay == 1:  # an overflowed sum stays as it is, where inf * 0 would spoil it
+            return value * self.weight
         return old * (self.decay - 1) + value * self.weight
 
     def moved(self, old: Tensor, value: Tensor) -> Tensor:
