@@ -81,7 +81,7 @@ class Adagrad(Optimizer):
             [p.grad for p in parameters if p.grad is not None],
             [state["second_values"] for state in states],
             [state["step"] for state in states],
-            lr=float(group["lr"]),
+            lr=group["lr"],
             weight_decay=group["weight_decay"],
             lr_decay=group["lr_decay"],
             eps=group["eps"],

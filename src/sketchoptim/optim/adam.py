@@ -120,7 +120,7 @@ class Adam(Optimizer):
             amsgrad=False,
             beta1=beta1,
             beta2=beta2,
-            lr=float(group["lr"]),
+            lr=group["lr"],
             weight_decay=group["weight_decay"],
             eps=group["eps"],
             maximize=group["maximize"],

@@ -77,7 +77,7 @@ class RMSprop(Optimizer):
             [],
             [],
             [state["step"] for state in states],
-            lr=float(group["lr"]),
+            lr=group["lr"],
             alpha=group["alpha"],
             eps=group["eps"],
             weight_decay=group["weight_decay"],

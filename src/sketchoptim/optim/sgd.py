@@ -101,7 +101,7 @@ class SGD(Optimizer):
             buffers,
             weight_decay=group["weight_decay"],
             momentum=group["momentum"],
-            lr=float(group["lr"]),
+            lr=group["lr"],
             dampening=group["dampening"],
             nesterov=group["nesterov"],
             maximize=group["maximize"],
