@@ -1,0 +1,477 @@
+"""Exact storage does what torch.optim does: to the last bit in float64, and nearly so elsewhere."""
+
+import copy
+import math
+
+import backends
+import pytest
+import torch
+from gradients import dense_stream, sparse, sparse_stream, start
+from torch import nn
+from torch.optim import adam as torch_adam
+from torch.optim import lr_scheduler
+
+import sketchoptim as so
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+
+STEPS = 20
+BACKENDS = (None, *backends.LEVELS[-1:])
+PAIRS = {
+    name: (getattr(so, name), getattr(torch.optim, name))
+    for name in ("Adam", "AdamW", "SGD", "Adagrad", "RMSprop")
+}
+CASES = [
+    ("Adam", {}),
+    ("Adam", {"betas": (0.5, 0.9), "eps": 1e-3}),
+    ("Adam", {"weight_decay": 0.1}),
+    ("Adam", {"maximize": True, "weight_decay": 0.1}),
+    ("AdamW", {}),
+    ("AdamW", {"weight_decay": 0.3}),
+    ("AdamW", {"weight_decay": 0.3, "maximize": True}),
+    ("SGD", {}),
+    ("SGD", {"momentum": 0.9}),
+    ("SGD", {"momentum": 0.8, "dampening": 0.3}),
+    ("SGD", {"momentum": 0.8, "nesterov": True}),
+    ("SGD", {"momentum": 0.8, "nesterov": True, "weight_decay": 0.1, "maximize": True}),
+    ("SGD", {"weight_decay": 0.1}),
+    ("SGD", {"maximize": True}),
+    ("Adagrad", {}),
+    ("Adagrad", {"lr_decay": 0.1}),
+    ("Adagrad", {"initial_accumulator_value": 0.5, "eps": 1e-3}),
+    ("Adagrad", {"lr_decay": 0.01, "weight_decay": 0.1, "maximize": True}),
+    ("RMSprop", {}),
+    ("RMSprop", {"alpha": 0.7, "eps": 1e-3}),
+    ("RMSprop", {"weight_decay": 0.1}),
+    ("RMSprop", {"maximize": True, "weight_decay": 0.1}),
+]
+SHAPES = [(), (1,), (7,), (5, 3), (4, 2, 3), (3, 2, 2, 2), (0,), (0, 4), (3, 0)]
+
+
+def like_torch(name, options):
+    """The options under which both have the same defaults: torch.optim.SGD has no momentum."""
+    return {"momentum": 0.0, **options} if name == "SGD" else options
+
+
+def pair(name, parameters, **options):
+    """Our optimizer and torch's, each over its own copy of the parameters."""
+    ours, theirs = PAIRS[name]
+    copies = [copy.deepcopy(parameters) for _ in range(2)]
+    options = {"lr": 0.05, **like_torch(name, options)}
+    return (copies[0], ours(copies[0], **copy.deepcopy(options))), (
+        copies[1],
+        theirs(copies[1], **copy.deepcopy(options)),
+    )
+
+
+def numbered(shape, *, seed, dtype=torch.float64):
+    return nn.Parameter(start(shape, seed=seed, dtype=dtype))
+
+
+def random_like(parameter, generator):
+    drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+    return drawn.to(parameter.dtype)
+
+
+def step_both(ours, theirs, gradients):
+    """One step of each optimizer on the same gradients; None is no gradient."""
+    for parameters, optimizer in (ours, theirs):
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = None if gradient is None else gradient.clone()
+        optimizer.step()
+
+
+def check_same_bits(ours, theirs):
+    for mine, other in zip(ours[0], theirs[0], strict=True):
+        assert torch.equal(mine, other)
+
+
+@pytest.mark.parametrize(("name", "options"), CASES, ids=str)
+def test_dense_gradients_in_float64_give_the_bits_of_torch(name, options):
+    parameters = [numbered(shape, seed=seed) for seed, shape in enumerate(SHAPES)]
+    ours, theirs = pair(name, parameters, **options)
+    generator = torch.Generator().manual_seed(7)
+    for _ in range(STEPS):
+        step_both(ours, theirs, [random_like(p, generator) for p in parameters])
+        check_same_bits(ours, theirs)
+    assert not torch.equal(ours[0][3], parameters[3])
+
+
+@pytest.mark.parametrize(("name", "options"), CASES, ids=str)
+def test_dense_gradients_in_float32_match_torch(name, options):
+    parameters = [
+        numbered(shape, seed=seed, dtype=torch.float32) for seed, shape in enumerate(SHAPES)
+    ]
+    ours, theirs = pair(name, parameters, **options)
+    generator = torch.Generator().manual_seed(8)
+    for _ in range(STEPS):
+        step_both(ours, theirs, [random_like(p, generator) for p in parameters])
+    for mine, other in zip(ours[0], theirs[0], strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-6, atol=0.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", PAIRS)
+def test_half_precision_parameters_follow_torch_bit_for_bit(name, dtype):
+    parameters = [numbered(shape, seed=seed, dtype=dtype) for seed, shape in enumerate(SHAPES)]
+    ours, theirs = pair(name, parameters, weight_decay=0.1)
+    generator = torch.Generator().manual_seed(9)
+    for _ in range(STEPS):
+        step_both(ours, theirs, [random_like(p, generator) for p in parameters])
+    check_same_bits(ours, theirs)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_non_contiguous_parameters_and_gradients_follow_torch_bit_for_bit(name):
+    base = start((6, 4, 2), dtype=torch.float64)
+    views = [base[:, :, 0].t(), base[::2, 1:, 1], base.permute(2, 0, 1)]
+    parameters = [nn.Parameter(view) for view in views]
+    assert not any(parameter.is_contiguous() for parameter in parameters)
+    ours, theirs = pair(name, parameters, weight_decay=0.1)
+    generator = torch.Generator().manual_seed(10)
+    for _ in range(STEPS):
+        gradients = [random_like(p, generator) for p in parameters]
+        gradients[0] = gradients[0].t().contiguous().t()
+        step_both(ours, theirs, gradients)
+    check_same_bits(ours, theirs)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_parameter_without_a_gradient_stays_and_its_step_waits(name):
+    parameters = [numbered((4, 2), seed=seed) for seed in range(3)]
+    ours, theirs = pair(name, parameters)
+    generator = torch.Generator().manual_seed(11)
+    for step in range(STEPS):
+        gradients = [random_like(p, generator) for p in parameters]
+        gradients[0] = gradients[0] if step % 3 == 1 else None
+        gradients[1] = gradients[1] if step > 5 else None
+        step_both(ours, theirs, gradients)
+        check_same_bits(ours, theirs)
+    assert [int(ours[1].state[p]["step"]) for p in ours[0]] == [7, STEPS - 6, STEPS]
+
+
+def group_options(name):
+    """Three groups' worth of different options."""
+    own = {
+        "Adam": [{"betas": (0.5, 0.9)}, {"eps": 1e-2}, {"weight_decay": 0.1}],
+        "AdamW": [{"betas": (0.5, 0.9)}, {"weight_decay": 0.4}, {"maximize": True}],
+        "SGD": [{"momentum": 0.5}, {"momentum": 0.9, "nesterov": True}, {"weight_decay": 0.1}],
+        "Adagrad": [{"lr_decay": 0.1}, {"eps": 1e-2}, {"initial_accumulator_value": 0.2}],
+        "RMSprop": [{"alpha": 0.5}, {"eps": 1e-2}, {"maximize": True}],
+    }[name]
+    return [{"lr": 0.02 * (1 + number), **options} for number, options in enumerate(own)]
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_groups_have_their_own_options(name):
+    parameters = [numbered((4, 2), seed=seed) for seed in range(4)]
+    built = []
+    for optimizer in PAIRS[name]:
+        copies = copy.deepcopy(parameters)
+        groups = [
+            {"params": [p], **options}
+            for p, options in zip(copies, group_options(name), strict=False)
+        ]
+        built.append((copies, optimizer([*groups, {"params": copies[3:]}], **like_torch(name, {}))))
+    ours, theirs = built
+    if name == "Adagrad":
+        # torch.optim.Adagrad fills its sums when it is built, before a group's value is known.
+        for parameter, group in zip(theirs[0], theirs[1].param_groups, strict=True):
+            theirs[1].state[parameter]["sum"].fill_(group["initial_accumulator_value"])
+    generator = torch.Generator().manual_seed(12)
+    for _ in range(STEPS):
+        step_both(ours, theirs, [random_like(p, generator) for p in parameters])
+        check_same_bits(ours, theirs)
+
+
+SCHEDULERS = {
+    "step": lambda o: lr_scheduler.StepLR(o, 3, 0.5),
+    "exponential": lambda o: lr_scheduler.ExponentialLR(o, 0.9),
+    "cosine": lambda o: lr_scheduler.CosineAnnealingLR(o, 7),
+    "warm-up": lambda o: lr_scheduler.LambdaLR(o, lambda step: min(1.0, (step + 1) / 10)),
+    "one-cycle": lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=STEPS + 1),
+    "chained": lambda o: lr_scheduler.SequentialLR(
+        o, [lr_scheduler.LinearLR(o, 0.1), lr_scheduler.PolynomialLR(o, 9)], [5]
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "scheduler"),
+    # one-cycle wants a momentum to cycle, which only some have
+    [
+        (name, scheduler)
+        for name in PAIRS
+        for scheduler in SCHEDULERS
+        if scheduler != "one-cycle" or name in ("Adam", "AdamW", "SGD")
+    ],
+)
+def test_schedulers_drive_both_alike(name, scheduler):
+    parameters = [numbered((4, 2), seed=seed) for seed in range(2)]
+    ours, theirs = pair(name, parameters, **({"momentum": 0.9} if name == "SGD" else {}))
+    schedulers = [SCHEDULERS[scheduler](optimizer) for _, optimizer in (ours, theirs)]
+    generator = torch.Generator().manual_seed(13)
+    rates = set()
+    for _ in range(STEPS):
+        step_both(ours, theirs, [random_like(p, generator) for p in parameters])
+        for each in schedulers:
+            each.step()
+        rates.add(ours[1].param_groups[0]["lr"])
+        check_same_bits(ours, theirs)
+    assert len(rates) > 1
+
+
+def test_a_plateau_scheduler_lowers_the_rate_of_both():
+    parameters = [numbered((4, 2), seed=0)]
+    ours, theirs = pair("Adam", parameters)
+    schedulers = [lr_scheduler.ReduceLROnPlateau(o, patience=1) for _, o in (ours, theirs)]
+    generator = torch.Generator().manual_seed(14)
+    for _ in range(STEPS):
+        step_both(ours, theirs, [random_like(p, generator) for p in parameters])
+        for each in schedulers:
+            each.step(1.0)
+    check_same_bits(ours, theirs)
+    assert ours[1].param_groups[0]["lr"] < 0.05
+
+
+@pytest.mark.parametrize("scheduled", [False, True], ids=["constant", "scheduled"])
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_tensor_as_the_learning_rate_follows_torch(name, scheduled):
+    parameters = [numbered((4, 2), seed=seed) for seed in range(2)]
+    ours, theirs = pair(name, parameters, lr=torch.tensor(0.03))
+    schedulers = [lr_scheduler.ExponentialLR(o, 0.9) for _, o in (ours, theirs)] * scheduled
+    generator = torch.Generator().manual_seed(15)
+    for _ in range(STEPS):
+        step_both(ours, theirs, [random_like(p, generator) for p in parameters])
+        for each in schedulers:
+            each.step()
+    for mine, other in zip(ours[0], theirs[0], strict=True):
+        assert torch.equal(mine, other)
+
+
+# -- sparse gradients ------------------------------------------------------------------------------
+
+SPARSE_SHAPES = [(9, 4), (9,), (6, 2, 3), (5, 2, 1, 2)]
+
+
+def sparse_pair(ours, theirs, shape, *, dtype=torch.float64, **options):
+    built = []
+    for optimizer in (ours, theirs):
+        parameter = nn.Parameter(start(shape, dtype=dtype))
+        own = {"memory": "exact"} if optimizer is ours else {}
+        built.append(([parameter], optimizer([parameter], lr=0.05, **options, **own)))
+    return built
+
+
+@pytest.mark.parametrize("shape", SPARSE_SHAPES, ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"maximize": True}, {"betas": (0.6, 0.9), "eps": 0.1}], ids=str
+)
+def test_exact_sparse_adam_gives_the_bits_of_sparse_adam_in_float64(options, shape):
+    ours, theirs = sparse_pair(so.Adam, torch.optim.SparseAdam, shape, **options)
+    for gradient in sparse_stream(shape, 40, dtype=torch.float64):
+        step_both(ours, theirs, [gradient.coalesce()])
+        check_same_bits(ours, theirs)
+
+
+@pytest.mark.parametrize("shape", SPARSE_SHAPES, ids=str)
+def test_exact_sparse_adam_matches_sparse_adam_on_repeated_rows(shape):
+    """Not in the last bits: torch's sort, and with it the order of a sum, is not stable."""
+    ours, theirs = sparse_pair(so.Adam, torch.optim.SparseAdam, shape)
+    for gradient in sparse_stream(shape, 40, dtype=torch.float64):
+        step_both(ours, theirs, [gradient])
+    torch.testing.assert_close(ours[0][0], theirs[0][0], rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=str)
+def test_exact_sparse_adam_matches_sparse_adam_in_float32(backend):
+    shape = (40, 16)
+    ours, theirs = sparse_pair(so.Adam, torch.optim.SparseAdam, shape, dtype=torch.float32)
+    with backends.stepping_by(backend):
+        for gradient in sparse_stream(shape, 50):
+            step_both(ours, theirs, [gradient])
+    torch.testing.assert_close(ours[0][0], theirs[0][0], rtol=1e-6, atol=1e-6)
+
+
+def test_exact_sparse_adam_follows_sparse_adam_through_a_schedule():
+    shape = (9, 4)
+    ours, theirs = sparse_pair(so.Adam, torch.optim.SparseAdam, shape)
+    schedulers = [lr_scheduler.CosineAnnealingLR(o, 9) for _, o in (ours, theirs)]
+    for gradient in sparse_stream(shape, 30, dtype=torch.float64):
+        step_both(ours, theirs, [gradient.coalesce()])
+        for each in schedulers:
+            each.step()
+    check_same_bits(ours, theirs)
+
+
+@pytest.mark.parametrize("shape", SPARSE_SHAPES, ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"lr_decay": 0.1}, {"initial_accumulator_value": 0.5, "eps": 0.1}, {"maximize": True}],
+    ids=str,
+)
+def test_exact_sparse_adagrad_matches_torch(options, shape):
+    ours, theirs = sparse_pair(so.Adagrad, torch.optim.Adagrad, shape, **options)
+    for gradient in sparse_stream(shape, 40, dtype=torch.float64):
+        step_both(ours, theirs, [gradient])
+    # torch adds with a fused multiply, which rounds once less.
+    torch.testing.assert_close(ours[0][0], theirs[0][0], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("options", [{}, {"maximize": True}], ids=str)
+def test_sparse_sgd_without_momentum_matches_torch(options):
+    shape = (9, 4)
+    ours, theirs = sparse_pair(so.SGD, torch.optim.SGD, shape, momentum=0.0, **options)
+    for gradient in sparse_stream(shape, 40, dtype=torch.float64):
+        step_both(ours, theirs, [gradient])
+    torch.testing.assert_close(ours[0][0], theirs[0][0], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "twin"),
+    [("Adam", torch.optim.SparseAdam), ("Adagrad", torch.optim.Adagrad)],
+    ids=["Adam", "Adagrad"],
+)
+@pytest.mark.parametrize("value", [1e30, math.inf, math.nan], ids=str)
+@pytest.mark.parametrize("backend", BACKENDS, ids=str)
+def test_exact_storage_takes_extreme_sparse_gradients_as_torch_does(backend, name, twin, value):
+    """An overflowing square stops a row in Adagrad and spoils it in SparseAdam, for good."""
+    shape = (4, 2)
+    ours, theirs = sparse_pair(getattr(so, name), twin, shape, dtype=torch.float32)
+    with backends.stepping_by(backend):
+        for size in (1.0, value, 1.0, 2.0):
+            gradient = sparse(torch.tensor([0, 2]), torch.full((2, 2), size), shape)
+            step_both(ours, theirs, [gradient])
+    torch.testing.assert_close(ours[0][0], theirs[0][0], rtol=1e-6, atol=0.0, equal_nan=True)
+
+
+@pytest.mark.parametrize("value", [1e30, math.inf, math.nan], ids=str)
+@pytest.mark.parametrize("name", PAIRS)
+def test_exact_storage_takes_extreme_dense_gradients_as_torch_does(name, value):
+    parameters = [numbered((4, 2), seed=0, dtype=torch.float32)]
+    ours, theirs = pair(name, parameters)
+    for size in (1.0, value, 1.0, 2.0):
+        step_both(ours, theirs, [torch.full((4, 2), size)])
+    torch.testing.assert_close(ours[0], theirs[0], rtol=0.0, atol=0.0, equal_nan=True)
+
+
+# -- sparse and dense together ---------------------------------------------------------------------
+
+
+def test_one_optimizer_takes_sparse_and_dense_parameters():
+    table, weight = (9, 4), (4, 3)
+    mine = [nn.Parameter(start(shape, dtype=torch.float64)) for shape in (table, weight)]
+    others = copy.deepcopy(mine)
+    optimizer = so.Adam(mine, lr=0.05, memory="exact")
+    twins = [
+        torch.optim.SparseAdam(others[:1], lr=0.05),
+        torch.optim.Adam(others[1:], lr=0.05),
+    ]
+    streams = (
+        sparse_stream(table, STEPS, dtype=torch.float64),
+        dense_stream(weight, STEPS, dtype=torch.float64),
+    )
+    for gradients in zip(*streams, strict=True):
+        for parameters in (mine, others):
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient.clone()
+        optimizer.step()
+        for twin in twins:
+            twin.step()
+    for parameter, other in zip(mine, others, strict=True):
+        assert torch.equal(parameter, other)
+
+
+@pytest.mark.parametrize("first_kind", ["sparse", "dense"])
+def test_exact_moments_survive_a_change_between_sparse_and_dense_gradients(first_kind):
+    """torch has no optimizer that takes both, so its two take turns on one pair of moments."""
+    shape = (9, 4)
+    mine, other = (nn.Parameter(start(shape, dtype=torch.float64)) for _ in range(2))
+    optimizer = so.Adam([mine], lr=0.05, memory="exact")
+    m, v = torch.zeros_like(other), torch.zeros_like(other)
+    options = {"lr": 0.05, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "maximize": False}
+    sparse_gradients = (g.coalesce() for g in sparse_stream(shape, STEPS, dtype=torch.float64))
+    dense_gradients = dense_stream(shape, STEPS, dtype=torch.float64)
+    for step in range(STEPS):
+        is_sparse = (step // 2) % 2 == (first_kind == "dense")
+        gradient = next(sparse_gradients if is_sparse else dense_gradients)
+        mine.grad = gradient
+        optimizer.step()
+        with torch.no_grad():
+            if is_sparse:
+                torch.optim._functional.sparse_adam(
+                    [other], [gradient], [m], [v], [step + 1], **options
+                )
+            else:
+                torch_adam.adam(
+                    [other],
+                    [gradient],
+                    [m],
+                    [v],
+                    [],
+                    [torch.tensor(float(step))],
+                    amsgrad=False,
+                    weight_decay=0.0,
+                    **options,
+                )
+        assert torch.equal(mine, other)
+
+
+@pytest.mark.parametrize("memory", ["exact", "lean"])
+def test_an_embedding_never_moves_its_padding_row(memory):
+    table = nn.Embedding(9, 4, padding_idx=2, sparse=True)
+    begin = table.weight.detach().clone()
+    optimizer = so.Adam(table.parameters(), lr=0.05, memory=memory)
+    ids = torch.tensor([2, 0, 2, 5, 2])
+    for _ in range(3):
+        optimizer.zero_grad()
+        table(ids).sum().backward()
+        optimizer.step()
+    moved = (table.weight != begin).any(1).nonzero().flatten()
+    assert moved.tolist() == [0, 5]
+
+
+def test_a_batch_of_nothing_but_padding_moves_no_row():
+    table = nn.Embedding(9, 4, padding_idx=2, sparse=True)
+    begin = table.weight.detach().clone()
+    optimizer = so.Adam(table.parameters(), lr=0.05)
+    table(torch.tensor([2, 2])).sum().backward()
+    optimizer.step()
+    assert torch.equal(table.weight, begin)
+
+
+def test_an_embedding_trains_as_with_sparse_adam():
+    ours, theirs = (nn.Embedding(9, 4, sparse=True, dtype=torch.float64) for _ in range(2))
+    theirs.load_state_dict(ours.state_dict())
+    target = start((6, 4), seed=5, dtype=torch.float64)
+    optimizers = [
+        so.Adam(ours.parameters(), lr=0.05, memory="exact"),
+        torch.optim.SparseAdam(theirs.parameters(), lr=0.05),
+    ]
+    generator = torch.Generator().manual_seed(16)
+    for _ in range(STEPS):
+        # No more than two of a kind, whose sum does not depend on their order.
+        ids = torch.cat([torch.randperm(9, generator=generator)[:3] for _ in range(2)])
+        for table, optimizer in zip((ours, theirs), optimizers, strict=True):
+            optimizer.zero_grad()
+            # Two backward passes: their gradients meet in one uncoalesced tensor.
+            for half in (slice(0, 3), slice(3, 6)):
+                (table(ids[half]) - target[half]).square().sum().backward()
+            optimizer.step()
+    assert torch.equal(ours.weight, theirs.weight)
+
+
+def test_the_gradient_is_left_as_it_was():
+    shape = (9, 4)
+    parameter = nn.Parameter(start(shape))
+    optimizer = so.Adam([parameter], weight_decay=0.1, maximize=True, memory="exact")
+    for gradient in (*sparse_stream(shape, 3), *dense_stream(shape, 3)):
+        parameter.grad, before = gradient, gradient.clone()
+        optimizer.step()
+        assert parameter.grad is gradient
+        if gradient.is_sparse:
+            assert gradient.is_coalesced() == before.is_coalesced()
+            assert torch.equal(gradient._indices(), before._indices())
+            assert torch.equal(gradient._values(), before._values())
+        else:
+            assert torch.equal(gradient, before)
