@@ -6,6 +6,7 @@ a storage for the first and for the second moment; optimizers take one for each 
 
 import dataclasses
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -91,13 +92,15 @@ class Sketched:
             )
         if self.ratio is None and self.width is None:
             object.__setattr__(self, "ratio", 1 / 8 if self.granularity == "row" else 1 / 5)
-        if self.ratio is not None and not (math.isfinite(self.ratio) and self.ratio > 0):
-            raise ValueError(f"ratio must be finite and > 0, got {self.ratio}")
+        if self.ratio is not None:
+            _check_positive("ratio", self.ratio)
         if self.width is not None:
             _check_whole("width", self.width)
             if self.width > hashing.MAX_WIDTH:
                 raise ValueError(f"width must be <= 2**31, got {self.width}")
         _check_whole("depth", self.depth)
+        if not isinstance(self.conservative, bool):
+            raise TypeError(f"conservative must be True or False, got {self.conservative!r}")
         if self.conservative and self.decay != "linear":
             raise ValueError(
                 f'conservative needs decay="linear", got decay="{self.decay}": '
@@ -110,8 +113,12 @@ class Sketched:
             )
         if self.clean_every is not None:
             _check_whole("clean_every", self.clean_every)
-        if self.clean_by is not None and not 0 <= self.clean_by < 1:
-            raise ValueError(f"clean_by must be in [0, 1), got {self.clean_by}")
+        if self.clean_by is not None:
+            _check_real("clean_by", self.clean_by)
+            if not 0 <= self.clean_by < 1:
+                raise ValueError(f"clean_by must be in [0, 1), got {self.clean_by}")
+        if not isinstance(self.fold_at, Iterable):
+            raise TypeError(f"fold_at must be a tuple of steps, got {self.fold_at!r}")
         object.__setattr__(self, "fold_at", tuple(self.fold_at))
         for step in self.fold_at:
             _check_whole("a step in fold_at", step)
@@ -176,8 +183,8 @@ class Memory:
         _check_choice("form", self.form, ("moments", "ratio"))
         if self.form == "ratio":
             self._check_ratio()
-        if self.clip is not None and not (math.isfinite(self.clip) and self.clip > 0):
-            raise ValueError(f"clip must be finite and > 0, got {self.clip}")
+        if self.clip is not None:
+            _check_positive("clip", self.clip)
 
     def _check_first(self) -> None:
         first = self.first
@@ -247,7 +254,9 @@ def _storage_from_dict(plain: dict[str, Any] | None) -> Storage | None:
     if plain is None:
         return None
     options = {name: value for name, value in plain.items() if name != "kind"}
+    _check_choice("kind", plain["kind"], tuple(_STORAGES))
     if "dtype" in options:
+        _check_choice("dtype", options["dtype"], tuple(_DTYPES))
         options["dtype"] = _DTYPES[options["dtype"]]
     storage: Storage = _STORAGES[plain["kind"]](**options)
     return storage
@@ -256,6 +265,17 @@ def _storage_from_dict(plain: dict[str, Any] | None) -> Storage | None:
 def _check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise ValueError(f"{name} must be one of {list(allowed)}, got {value!r}")
+
+
+def _check_real(name: str, value: object) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+
+
+def _check_positive(name: str, value: float) -> None:
+    _check_real(name, value)
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{name} must be finite and > 0, got {value}")
 
 
 def _check_whole(name: str, value: object) -> None:
