@@ -1,0 +1,347 @@
+"""Where a moment lives: what each choice means in numbers, what is refused, and the presets."""
+
+import dataclasses
+import json
+import re
+
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+import sketchoptim as so
+from sketchoptim.storage import PRESETS, Memory, Sketched
+
+ELEMENT = Sketched(granularity="element")
+NAN, INF = float("nan"), float("inf")
+
+# What Sketched refuses: options, error, message.
+BAD_SKETCHED = [
+    ({"granularity": "column"}, ValueError, "granularity must be one of ['row', 'element'], got"),
+    ({"granularity": None}, ValueError, "granularity must be one of ['row', 'element'], got None"),
+    ({"decay": "slow"}, ValueError, "decay must be one of ['linear', 'paper', 'bucket'], got"),
+    ({"ratio": 0.1, "width": 8}, ValueError, "give ratio or width, not both"),
+    ({"ratio": 0.0}, ValueError, "ratio must be finite and > 0, got 0.0"),
+    ({"ratio": -0.1}, ValueError, "ratio must be finite and > 0, got -0.1"),
+    ({"ratio": NAN}, ValueError, "ratio must be finite and > 0, got nan"),
+    ({"ratio": INF}, ValueError, "ratio must be finite and > 0, got inf"),
+    ({"ratio": "1/8"}, TypeError, "ratio must be a number, got '1/8'"),
+    ({"ratio": True}, TypeError, "ratio must be a number, got True"),
+    ({"width": 0}, ValueError, "width must be >= 1, got 0"),
+    ({"width": 8.0}, TypeError, "width must be an int, got 8.0"),
+    ({"width": True}, TypeError, "width must be an int, got True"),
+    ({"width": 2**31 + 1}, ValueError, "width must be <= 2**31, got 2147483649"),
+    ({"depth": 0}, ValueError, "depth must be >= 1, got 0"),
+    ({"depth": 2.5}, TypeError, "depth must be an int, got 2.5"),
+    ({"conservative": "no"}, TypeError, "conservative must be True or False, got 'no'"),
+    ({"conservative": True, "decay": "paper"}, ValueError, 'conservative needs decay="linear"'),
+    ({"conservative": True, "decay": "bucket"}, ValueError, 'conservative needs decay="linear"'),
+    ({"clean_every": 5}, ValueError, "give clean_every and clean_by together"),
+    ({"clean_by": 0.5}, ValueError, "give clean_every and clean_by together"),
+    ({"clean_every": 0, "clean_by": 0.5}, ValueError, "clean_every must be >= 1, got 0"),
+    ({"clean_every": 1.5, "clean_by": 0.5}, TypeError, "clean_every must be an int, got 1.5"),
+    ({"clean_every": 5, "clean_by": 1.0}, ValueError, "clean_by must be in [0, 1), got 1.0"),
+    ({"clean_every": 5, "clean_by": -0.1}, ValueError, "clean_by must be in [0, 1), got -0.1"),
+    ({"clean_every": 5, "clean_by": NAN}, ValueError, "clean_by must be in [0, 1), got nan"),
+    ({"clean_every": 5, "clean_by": "0"}, TypeError, "clean_by must be a number, got '0'"),
+    ({"fold_at": 5}, TypeError, "fold_at must be a tuple of steps, got 5"),
+    ({"fold_at": (0,)}, ValueError, "a step in fold_at must be >= 1, got 0"),
+    ({"fold_at": (1.0,)}, TypeError, "a step in fold_at must be an int, got 1.0"),
+    ({"fold_at": (5, 5)}, ValueError, "fold_at must not repeat a step, got (5, 5)"),
+    ({"fold_at": (5, 9), "width": 6}, ValueError, "width must be a multiple of 4 to fold 2 times"),
+    ({"dtype": torch.float16}, ValueError, "dtype must be torch.float32 or torch.bfloat16, got"),
+    ({"dtype": "float32"}, ValueError, "dtype must be torch.float32 or torch.bfloat16, got"),
+    ({"seed": 0.5}, TypeError, "seed must be an int, got 0.5"),
+    ({"seed": None}, TypeError, "seed must be an int, got None"),
+]
+
+# What Memory refuses: options, error, message.
+BAD_MEMORY = [
+    ({"first": "exact"}, TypeError, "first must be one of Exact, RowWise, Sketched, RankOne, Top"),
+    ({"second": so.Exact}, TypeError, "second must be one of Exact, RowWise, Sketched, RankOne"),
+    ({"second": 0.1}, TypeError, "or None, got 0.1"),
+    ({"first": so.RowWise()}, ValueError, "first must hold signed vectors, which RowWise cannot"),
+    ({"first": so.RankOne()}, ValueError, "first must hold signed vectors, which RankOne cannot"),
+    ({"first": Sketched()}, ValueError, "first must hold a vector for each row"),
+    (
+        {"first": dataclasses.replace(ELEMENT, conservative=True)},
+        ValueError,
+        "first must hold signed vectors, which a conservative sketch cannot",
+    ),
+    ({"form": "quotient"}, ValueError, "form must be one of ['moments', 'ratio'], got 'quotient'"),
+    ({"form": "ratio"}, ValueError, 'form="ratio" needs first and second to be Sketched'),
+    (
+        {"form": "ratio", "first": so.Exact(), "second": ELEMENT},
+        ValueError,
+        'form="ratio" needs first and second to be Sketched',
+    ),
+    (
+        {"form": "ratio", "first": ELEMENT, "second": dataclasses.replace(ELEMENT, seed=1)},
+        ValueError,
+        'form="ratio" needs first and second to be the same Sketched',
+    ),
+    (
+        {
+            "form": "ratio",
+            "first": dataclasses.replace(ELEMENT, decay="paper"),
+            "second": dataclasses.replace(ELEMENT, decay="paper"),
+        },
+        ValueError,
+        'the same Sketched, with decay="linear"',
+    ),
+    ({"clip": "1"}, TypeError, "clip must be a number, got '1'"),
+    ({"clip": 0.0}, ValueError, "clip must be finite and > 0, got 0.0"),
+    ({"clip": -1.0}, ValueError, "clip must be finite and > 0, got -1.0"),
+    ({"clip": NAN}, ValueError, "clip must be finite and > 0, got nan"),
+    ({"clip": INF}, ValueError, "clip must be finite and > 0, got inf"),
+]
+
+
+granularities = st.sampled_from(["row", "element"])
+
+
+@st.composite
+def sketched(draw, granularity=granularities) -> Sketched:
+    """Any Sketched that there can be."""
+    decay = draw(st.sampled_from(["linear", "paper", "bucket"]))
+    fold_at = tuple(draw(st.lists(st.integers(1, 10**6), max_size=4, unique=True)))
+    size = draw(
+        st.one_of(
+            st.just({}),
+            st.fixed_dictionaries({"ratio": st.floats(1e-6, 4.0)}),
+            st.fixed_dictionaries({"width": st.integers(1, 1000).map(lambda w: w << len(fold_at))}),
+        )
+    )
+    cleaning = draw(
+        st.one_of(
+            st.just({}),
+            st.fixed_dictionaries(
+                {
+                    "clean_every": st.integers(1, 10**6),
+                    "clean_by": st.floats(0, 1, exclude_max=True),
+                }
+            ),
+        )
+    )
+    return Sketched(
+        depth=draw(st.integers(1, 9)),
+        granularity=draw(granularity),
+        decay=decay,
+        conservative=decay == "linear" and draw(st.booleans()),
+        fold_at=fold_at,
+        dtype=draw(st.sampled_from([torch.float32, torch.bfloat16])),
+        seed=draw(st.integers(-(2**70), 2**70)),
+        **size,
+        **cleaning,
+    )
+
+
+@st.composite
+def memories(draw) -> Memory:
+    """Any Memory that there can be."""
+    plain = [None, so.Exact(), so.TopSingular()]
+    first = draw(st.one_of(st.sampled_from(plain), sketched(st.just("element"))))
+    second = draw(
+        st.one_of(st.sampled_from([*plain, so.RowWise(), so.RankOne()]), sketched(), st.just(first))
+    )
+    if isinstance(first, Sketched):
+        assume(not first.conservative)
+    is_alike = isinstance(first, Sketched) and first == second and first.decay == "linear"
+    return Memory(
+        first=first,
+        second=second,
+        form=draw(st.sampled_from(["moments", "ratio"])) if is_alike else "moments",
+        clip=draw(st.one_of(st.none(), st.floats(1e-3, 1e3))),
+    )
+
+
+# -- refusals ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("options", "error", "message"), BAD_SKETCHED)
+def test_a_sketched_storage_that_makes_no_sense_is_refused(options, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        Sketched(**options)
+
+
+@pytest.mark.parametrize(("options", "error", "message"), BAD_MEMORY)
+def test_a_memory_that_makes_no_sense_is_refused(options, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        Memory(**options)
+
+
+@pytest.mark.parametrize(
+    ("choice", "error", "message"),
+    [
+        ("leen", ValueError, "memory must be a Memory or one of ['lean', 'exact', 'paper-mv'"),
+        ("", ValueError, "got ''"),
+        (None, TypeError, "memory must be a preset's name or a Memory, got None"),
+        (Sketched(), TypeError, "memory must be a preset's name or a Memory, got Sketched("),
+    ],
+)
+def test_a_memory_that_does_not_exist_is_refused(choice, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        Memory.of(choice)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"kind": "Hashed"}, "kind must be one of ['Exact', 'RowWise', 'Sketched'"),
+        ({"dtype": "int8"}, "dtype must be one of ['float32', 'bfloat16'], got 'int8'"),
+        ({"depth": 0}, "depth must be >= 1, got 0"),
+    ],
+)
+def test_a_dict_that_describes_no_memory_is_refused(changed, message):
+    plain = PRESETS["lean"].to_dict()
+    plain["second"] |= changed
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Memory.from_dict(plain)
+
+
+def test_sketched_takes_its_options_by_name_alone():
+    with pytest.raises(TypeError, match="positional"):
+        Sketched(0.1)
+
+
+@pytest.mark.parametrize(
+    ("thing", "field"),
+    [(Sketched(), "ratio"), (PRESETS["lean"], "second"), (so.Exact(), "dtype")],
+)
+def test_a_storage_cannot_be_changed(thing, field):
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(thing, field, None)
+
+
+# -- presets -------------------------------------------------------------------------------------
+
+PAPER = Sketched(granularity="element", ratio=0.2, depth=3, decay="paper")
+EXPECTED_PRESETS = {
+    "lean": Memory(
+        first=None,
+        second=Sketched(granularity="row", ratio=1 / 8, depth=3, decay="linear", conservative=True),
+    ),
+    "exact": Memory(first=so.Exact(), second=so.Exact()),
+    "paper-mv": Memory(first=PAPER, second=PAPER),
+    "paper-v": Memory(first=so.Exact(), second=PAPER),
+    "paper-v-only": Memory(first=None, second=PAPER),
+    "row-wise": Memory(first=None, second=so.RowWise()),
+    "rank-one": Memory(first=None, second=so.RankOne()),
+}
+
+
+def test_the_presets_are_these():
+    assert PRESETS == EXPECTED_PRESETS
+
+
+@pytest.mark.parametrize("name", EXPECTED_PRESETS)
+def test_a_preset_goes_by_its_name(name):
+    assert Memory.of(name) == EXPECTED_PRESETS[name]
+
+
+def test_a_memory_stands_for_itself():
+    memory = Memory(second=so.RowWise(), clip=2.0)
+    assert Memory.of(memory) is memory
+
+
+def test_lean_in_full():
+    assert PRESETS["lean"].to_dict() == {
+        "first": None,
+        "second": {
+            "kind": "Sketched",
+            "ratio": 0.125,
+            "width": None,
+            "depth": 3,
+            "granularity": "row",
+            "decay": "linear",
+            "conservative": True,
+            "clean_every": None,
+            "clean_by": None,
+            "fold_at": [],
+            "dtype": "float32",
+            "seed": 0,
+        },
+        "form": "moments",
+        "clip": None,
+    }
+
+
+# -- plain dicts ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", EXPECTED_PRESETS)
+def test_a_preset_survives_json(name):
+    memory = PRESETS[name]
+    assert Memory.from_dict(json.loads(json.dumps(memory.to_dict()))) == memory
+
+
+@given(memories())
+def test_any_memory_survives_json(memory):
+    assert Memory.from_dict(json.loads(json.dumps(memory.to_dict()))) == memory
+
+
+@given(memories())
+def test_equal_memories_have_equal_hashes(memory):
+    assert hash(Memory.from_dict(memory.to_dict())) == hash(memory)
+
+
+# -- sizes ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("storage", "rows", "dim", "shape"),
+    [
+        (PRESETS["lean"].second, 793_471, 256, (3, 33_061, 1)),
+        (PRESETS["lean"].second, 33_278, 672, (3, 1_386, 1)),
+        (PAPER, 793_471, 256, (3, 52_898, 256)),  # the paper's own tables
+        (PAPER, 267_735, 256, (3, 17_849, 256)),
+        (Sketched(ratio=0.5, depth=4), 100, 7, (4, 12, 1)),
+        (Sketched(ratio=2.0, depth=1), 100, 7, (1, 200, 1)),
+        (Sketched(width=16, granularity="element"), 33_278, 672, (3, 16, 672)),
+        (Sketched(width=16), 1, 1, (3, 16, 1)),
+        (Sketched(ratio=0.125), 1, 1, (3, 1, 1)),  # a bucket at least
+        (Sketched(ratio=0.125), 0, 4, (3, 1, 1)),
+        (Sketched(ratio=0.125, fold_at=(5, 9, 11)), 1, 1, (3, 8, 1)),
+        (Sketched(ratio=0.5, depth=1, fold_at=(5, 9)), 100, 1, (1, 48, 1)),
+    ],
+)
+def test_a_table_has_this_shape(storage, rows, dim, shape):
+    assert storage.table_shape(rows, dim) == shape
+
+
+@pytest.mark.parametrize("rows", [793_471, 33_278, 50_000_000, 2**31])
+@pytest.mark.parametrize("dim", [1, 256, 4096])
+def test_lean_takes_half_a_byte_a_row_at_most(rows, dim):
+    depth, width, columns = PRESETS["lean"].second.table_shape(rows, dim)
+    assert 0.499 * rows < 4 * depth * width * columns <= 0.5 * rows
+
+
+@given(sketched(), st.integers(1, 10**7), st.integers(1, 4096))
+def test_a_table_stays_within_its_ratio_and_close_to_it(storage, rows, dim):
+    assume(storage.ratio is not None)
+    depth, width, columns = storage.table_shape(rows, dim)
+    exact = rows * (dim if storage.granularity == "element" else 1)
+    smallest, step = depth * storage.folds_into * columns, depth * storage.folds_into * columns
+    assert depth * width * columns <= max(storage.ratio * exact * (1 + 1e-12), smallest)
+    assert depth * width * columns > storage.ratio * exact * (1 - 1e-12) - step
+
+
+@given(sketched(), st.integers(0, 10**6), st.integers(1, 64))
+def test_a_table_folds_as_often_as_asked(storage, rows, dim):
+    _, width, _ = storage.table_shape(rows, dim)
+    assert width >= storage.folds_into
+    assert width % storage.folds_into == 0
+    assert storage.folds_into == 2 ** len(storage.fold_at)
+
+
+@pytest.mark.parametrize(("granularity", "ratio"), [("row", 1 / 8), ("element", 1 / 5)])
+def test_the_ratio_defaults_by_granularity(granularity, ratio):
+    assert Sketched(granularity=granularity).ratio == ratio
+
+
+def test_a_width_needs_no_ratio():
+    assert Sketched(width=10).ratio is None
+
+
+def test_fold_at_may_be_any_sequence():
+    assert Sketched(fold_at=[5, 9]) == Sketched(fold_at=(5, 9))
