@@ -9,16 +9,16 @@ float load_one(const Moment& m, int64_t at) {
   return load(m.data, m.dtype, at, 1)[0];
 }
 
-void store_one(const Moment& m, int64_t at, float x, uint32_t key) {
+// As the table holds it: a row's number is rounded alike in every hash row.
+float rounded_one(const Moment& m, float x, int64_t id) {
+  return m.dtype == kFloat32 ? x : rounded(m.dtype, all(x), rounding_bits(m, id))[0];
+}
+
+void store_one(const Moment& m, int64_t at, float x) {
   if (m.dtype == kFloat32)
     static_cast<float*>(m.data)[at] = x;
   else
-    store_table(m.data, m.dtype, at, 1, all(x), key);
-}
-
-float rounded_one(const Moment& m, float x, int64_t id) {
-  if (m.dtype == kFloat32) return x;
-  return rounded(m.dtype, all(x), m.rounding_key, static_cast<uint64_t>(id))[0];
+    store(m.data, m.dtype, at, 1, all(x));
 }
 
 int64_t address(const Moment& m, int32_t hash_row, int64_t id) {
@@ -57,7 +57,7 @@ void move_item_wise(const Moment& m, const int64_t* ids, int64_t rows, float* ro
       const int64_t at = address(m, j, id);
       const float old = load_one(m, at) * m.scale;
       const float reading = old + (m.form == kBucket ? delta(m, old, x) : moved);
-      store_one(m, at, reading * m.inverse_scale, m.rounding_key + static_cast<uint32_t>(r));
+      store_one(m, at, rounded_one(m, reading * m.inverse_scale, id));
       least = j == 0 ? reading : std::min(least, reading);
     }
     row_values[r] = m.form == kBucket ? least : estimate + moved;
@@ -84,9 +84,8 @@ void move_by_row(const Moment& m, const int64_t* ids, int64_t rows, int32_t thre
       for_hash_rows(m, threads, [&](int32_t j) {
         for (int64_t r = 0; r < rows; ++r) {
           const int64_t at = address(m, j, id_of(r));
-          // Rounded alike in every hash row: the least of several roundings would be too small.
           const float target = rounded_one(m, row_values[r] * m.inverse_scale, id_of(r));
-          if (target > load_one(m, at)) store_one(m, at, target, 0);
+          if (target > load_one(m, at)) store_one(m, at, target);
         }
       });
       return;
@@ -95,7 +94,7 @@ void move_by_row(const Moment& m, const int64_t* ids, int64_t rows, int32_t thre
         for (int64_t r = 0; r < rows; ++r) {
           const int64_t at = address(m, j, id_of(r));
           const float share = row_values[r] * m.weight * m.inverse_scale;
-          store_one(m, at, load_one(m, at) + share, m.rounding_key + static_cast<uint32_t>(r));
+          store_one(m, at, rounded_one(m, load_one(m, at) + share, id_of(r)));
         }
       });
       for_rows(rows, threads, [&](int64_t r) { row_values[r] = least_reading(m, id_of(r)); });

@@ -108,13 +108,8 @@ INLINE WordLanes noise(uint32_t key, uint64_t position) {
 }
 
 // As a table holds it: bfloat16 rounds up or down with the probabilities that make the mean right.
-INLINE Lanes rounded(int32_t dtype, Lanes x, uint32_t key, uint64_t position) {
-  return dtype == kBFloat16 ? lanes_of((bits_of(x) + noise(key, position)) & 0xffff0000u) : x;
-}
-
-INLINE void store_table(void* data, int32_t dtype, int64_t at, int64_t count, Lanes x,
-                        uint32_t key) {
-  store(data, dtype, at, count, rounded(dtype, x, key, static_cast<uint64_t>(at)));
+INLINE Lanes rounded(int32_t dtype, Lanes x, WordLanes up) {
+  return dtype == kBFloat16 ? lanes_of((bits_of(x) + up) & 0xffff0000u) : x;
 }
 
 // Calls visit(column, count) for runs of sixteen columns, and once for what is left over. The

@@ -63,27 +63,36 @@ INLINE void read(const Moment& m, const Place& place, int64_t column, int64_t co
   }
 }
 
-INLINE void write(const Moment& m, const Place& place, int64_t column, int64_t count, uint32_t key,
-                  const Lanes* readings) {
+// The bits by which a row's numbers are rounded: the same in every hash row. Readings that were
+// rounded each for itself would drift apart, and their minimum would be too small in the mean.
+INLINE WordLanes rounding_bits(const Moment& m, int64_t position) {
+  return m.dtype == kBFloat16 ? noise(m.rounding_key, static_cast<uint64_t>(position))
+                              : WordLanes{};
+}
+
+INLINE void write(const Moment& m, const Place& place, int64_t row_at, int64_t column,
+                  int64_t count, const Lanes* readings) {
+  const WordLanes up = rounding_bits(m, row_at + column);
   for (int32_t j = 0; j < m.depth; ++j)
-    store_table(m.data, m.dtype, place.at[j] + column, count,
-                readings[j] * place.sign[j] * m.inverse_scale, key + j);
+    store(m.data, m.dtype, place.at[j] + column, count,
+          rounded(m.dtype, readings[j] * place.sign[j] * m.inverse_scale, up));
 }
 
 // Linear form, first pass: add x to every bucket of the row.
-INLINE void add(const Moment& m, const Place& place, int64_t column, int64_t count, uint32_t key,
-                Lanes x) {
+INLINE void add(const Moment& m, const Place& place, int64_t row_at, int64_t column,
+                int64_t count, Lanes x) {
+  const WordLanes up = rounding_bits(m, row_at + column);
   for (int32_t j = 0; j < m.depth; ++j) {
     const int64_t at = place.at[j] + column;
     const Lanes stored = load(m.data, m.dtype, at, count);
-    store_table(m.data, m.dtype, at, count,
-                stored + x * m.weight * place.sign[j] * m.inverse_scale, key + j);
+    const Lanes sum = stored + x * m.weight * place.sign[j] * m.inverse_scale;
+    store(m.data, m.dtype, at, count, rounded(m.dtype, sum, up));
   }
 }
 
 // The row's estimate after the step; item-wise forms and exact storage move here.
 INLINE Lanes update(const Moment& m, const Place& place, int64_t row_at, int64_t column,
-                    int64_t count, uint32_t key, Lanes x) {
+                    int64_t count, Lanes x) {
   if (m.kind == kExact) {
     const Lanes old = load(m.data, m.dtype, row_at + column, count);
     const Lanes moved = old + delta(m, old, x);
@@ -95,12 +104,12 @@ INLINE Lanes update(const Moment& m, const Place& place, int64_t row_at, int64_t
   if (m.form == kLinear) return combine(m, readings);
   if (m.form == kBucket) {
     for (int32_t j = 0; j < m.depth; ++j) readings[j] += delta(m, readings[j], x);
-    write(m, place, column, count, key, readings);
+    write(m, place, row_at, column, count, readings);
     return combine(m, readings);
   }
   const Lanes estimate = combine(m, readings);
   const Lanes moved = delta(m, estimate, x);
   for (int32_t j = 0; j < m.depth; ++j) readings[j] += moved;
-  write(m, place, column, count, key, readings);
+  write(m, place, row_at, column, count, readings);
   return estimate + moved;
 }

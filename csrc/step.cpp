@@ -13,7 +13,7 @@
 
 namespace {
 
-constexpr int64_t kRowsAhead = 2;  // how far prefetching runs before the work
+constexpr int64_t kRowsAhead = 4;  // how far prefetching runs before the work
 
 struct Span {
   int64_t begin, end;
@@ -49,7 +49,7 @@ template <int32_t P>
 void prefetch(const void* data, int64_t at, Span columns) {
   const char* begin = static_cast<const char*>(data) + (at + columns.begin) * bytes_of(P);
   const char* end = static_cast<const char*>(data) + (at + columns.end) * bytes_of(P);
-  for (const char* line = begin; line < end; line += 64) __builtin_prefetch(line);
+  for (const char* line = begin; line < end && line < begin + 64*2; line += 64) __builtin_prefetch(line);
 }
 
 // The summed gradient of a row that reaches the moments. Columns of a lone float32 entry are used
@@ -102,10 +102,6 @@ void prefetch_buckets(const Moment& m, const Place& place, Span columns) {
   }
 }
 
-uint32_t key_of(const Moment& m, int64_t r) {
-  return m.rounding_key + static_cast<uint32_t>(r) * 0x9e3779b9u;
-}
-
 // A row's places in both sketches, found one row ahead so that their buckets are on the way.
 struct Places {
   Place first, second;
@@ -141,10 +137,11 @@ void add_rows(const Step& s) {
     std::unique_ptr<float[]> buffer(new float[s.dim]);
     for_rows<P>(s, rows, columns, [&](int64_t r, const Places& places) {
       const float* g = gradient_of<P>(s, r, columns, buffer.get());
+      const int64_t row_at = id_of(s, r) * s.dim;
       for_columns(columns.begin, columns.end, [&](int64_t c, int64_t count) ALWAYS {
         const Lanes x = load(g, kFloat32, c, count);
-        if (is_linear(s.first)) add(s.first, places.first, c, count, key_of(s.first, r), x);
-        if (is_linear(s.second)) add(s.second, places.second, c, count, key_of(s.second, r), x * x);
+        if (is_linear(s.first)) add(s.first, places.first, row_at, c, count, x);
+        if (is_linear(s.second)) add(s.second, places.second, row_at, c, count, x * x);
       });
     });
   });
@@ -178,7 +175,6 @@ void update_rows(const Step& s) {
     for_rows<P>(s, rows, columns, [&](int64_t r, const Places& places) {
       const float* g = gradient_of<P>(s, r, columns, buffer.get());
       const int64_t row_at = id_of(s, r) * s.dim;
-      const uint32_t first_key = key_of(s.first, r), second_key = key_of(s.second, r);
       const float inverse =
           is_by_row ? 1.0f / (std::sqrt(s.row_values[r]) / s.second_root + s.eps) : 1.0f;
       for_columns(columns.begin, columns.end, [&](int64_t c, int64_t count) ALWAYS {
@@ -188,13 +184,13 @@ void update_rows(const Step& s) {
           direction = median_of_quotients(s, places, c, count);
         } else {
           if (s.first.kind != kNone)
-            direction = update(s.first, places.first, row_at, c, count, first_key, x);
+            direction = update(s.first, places.first, row_at, c, count, x);
           if (s.has_nesterov) direction = x + direction * s.nesterov;
           if (is_by_row)
             direction *= inverse;
           else if (s.second.kind != kNone)
             direction = quotient(
-                s, direction, update(s.second, places.second, row_at, c, count, second_key, x * x));
+                s, direction, update(s.second, places.second, row_at, c, count, x * x));
           direction = clipped(s, direction);
         }
         const Lanes old = load(s.parameter, P, row_at + c, count);
