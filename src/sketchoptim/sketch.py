@@ -163,7 +163,7 @@ class Sketch:
         if self.width % 2:
             raise ValueError(f"width must be even to fold, got {self.width}")
         halves = self.table.float().unflatten(1, (-1, 2))
-        self.table = self._rounded(self._folded(halves), self.table.dtype)
+        self.table = self._rounded(self._folded(halves))
         return self
 
     def merge_(self, other: Self) -> Self:
@@ -174,7 +174,7 @@ class Sketch:
             raise ValueError("other must have the same hash words; build both with one seed")
         ratio = other.scale.item() / self.scale.item()
         merged = self.table.float() + other.table.to(self.table.device).float() * ratio
-        self.table.copy_(self._rounded(merged, self.table.dtype))
+        self.table.copy_(self._rounded(merged))
         return self
 
     # -- for moments: unchecked, in units of the caller's choice ------------------------------
@@ -203,22 +203,29 @@ class Sketch:
         """`add_` without the checks: all rows at once, in order, each hash row for itself."""
         at = self.locate(ids)
         inverse = 1.0 / self.scale.item()
+        key = None if self.rounds is None else self.rounding_key()
         for row in range(self.depth):
             signed = values if at.signs is None else values * at.signs[row].unsqueeze(-1)
             stored = (signed * inverse).float()
-            if self.rounds is None:
+            if key is None:
                 self.table[row].index_add_(0, at.buckets[row], stored)
-            else:  # sum a bucket's share in float32, then round once
+            else:  # sum a bucket's share in float32, then round once, by the bits of its least id
                 unique, position = torch.unique(at.buckets[row], return_inverse=True)
+                least = torch.full_like(unique, hashing.MAX_ID)
+                least.scatter_reduce_(0, position, ids, "amin")
                 summed = self.table[row].index_select(0, unique).float()
-                self._put_(row, unique, summed.index_add_(0, position, stored))
+                summed.index_add_(0, position, stored)
+                self.table[row].index_copy_(0, unique, self._rounded(summed, at=least, key=key))
 
     def write_(self, at: Location, readings: Tensor) -> None:
         """Makes the readings at a location with distinct buckets what they are told to be."""
         signed = readings if at.signs is None else readings * at.signs.unsqueeze(-1)
         stored = (signed * (1.0 / self.scale.item())).float()
+        # Rounded alike in every hash row: each for itself, the readings would drift apart, and the
+        # least of them would be too small in the mean.
+        rounded = self._rounded(stored, at=at.buckets[0].expand_as(at.buckets))
         for row in range(self.depth):
-            self._put_(row, at.buckets[row], stored[row])
+            self.table[row].index_copy_(0, at.buckets[row], rounded[row])
 
     def _add_(self, ids: Tensor, values: Tensor) -> None:
         for part in _parts(ids):
@@ -227,10 +234,6 @@ class Sketch:
     def _estimates(self, ids: Tensor) -> Tensor:
         parts = [self.estimate(ids[part]) for part in _parts(ids)]
         return torch.cat(parts) if parts else self.estimate(ids)
-
-    def _put_(self, row: int, buckets: Tensor, stored: Tensor) -> None:
-        rounded = self._rounded(stored, self.table.dtype, at=(buckets + row * self.width))
-        self.table[row].index_copy_(0, buckets, rounded)
 
     def rounding_key(self) -> int:
         """The next 32 bits that stochastic rounding starts from."""
@@ -254,15 +257,17 @@ class Sketch:
     def _folded(self, halves: Tensor) -> Tensor:
         return halves.sum(2)
 
-    def _rounded(self, stored: Tensor, dtype: torch.dtype, at: Tensor | None = None) -> Tensor:
+    def _rounded(self, stored: Tensor, at: Tensor | None = None, key: int | None = None) -> Tensor:
+        """As the table holds it; rows of the same `at`, under one key, are rounded alike."""
         if self.rounds is None:
             return stored
-        key = self.rounding_key()
+        if key is None:
+            key = self.rounding_key()
         if at is None:
             at = torch.arange(stored.flatten(0, -2).shape[0], device=stored.device)
         columns = torch.arange(self.dim, device=stored.device)
         position = (at.unsqueeze(-1) * self.dim + columns).view(stored.shape)
-        return _round_stochastically(stored, position, key, dtype)
+        return _round_stochastically(stored, position, key, self.table.dtype)
 
     def _checked_ids(self, ids: Tensor) -> Tensor:
         if ids.dtype not in (torch.int64, torch.int32) or ids.dim() != 1:
@@ -374,7 +379,7 @@ class CountMinSketch(Sketch):
         stored = (targets * (1.0 / self.scale.item())).float()
         # Rounded once, for all hash rows: the least of several roundings would be too small in the
         # mean, and a maximum of rounded numbers needs no rounding.
-        stored = self._rounded(stored, self.table.dtype, at=ids)
+        stored = self._rounded(stored, at=ids)
         for row in range(self.depth):
             buckets = at.buckets[row].unsqueeze(-1).expand_as(stored)
             self.table[row].scatter_reduce_(0, buckets, stored, "amax")
