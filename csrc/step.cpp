@@ -13,7 +13,7 @@
 
 namespace {
 
-constexpr int64_t kRowsAhead = 4;  // how far prefetching runs before the work
+constexpr int64_t kRowsAhead = 2;  // how far prefetching runs before the work
 
 struct Span {
   int64_t begin, end;
@@ -49,7 +49,7 @@ template <int32_t P>
 void prefetch(const void* data, int64_t at, Span columns) {
   const char* begin = static_cast<const char*>(data) + (at + columns.begin) * bytes_of(P);
   const char* end = static_cast<const char*>(data) + (at + columns.end) * bytes_of(P);
-  for (const char* line = begin; line < end && line < begin + 64*2; line += 64) __builtin_prefetch(line);
+  for (const char* line = begin; line < end; line += 64) __builtin_prefetch(line);
 }
 
 // The summed gradient of a row that reaches the moments. Columns of a lone float32 entry are used
