@@ -79,4 +79,4 @@ def stepping_by(level: str | None, *, threads: int = 1) -> Iterator[Counter]:
 
 def bits(tensor: Tensor) -> Tensor:
     """The tensor's bytes as integers, so that signs of zeros and NaNs count too."""
-    return tensor.detach().contiguous().view(torch.uint8 if tensor.dim() else torch.int32)
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
