@@ -1,5 +1,6 @@
 """Clipping the norm of sparse and dense gradients together."""
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -21,7 +22,8 @@ def clip_grad_norm_(
     uncoalesced gradient holds several times counts once, with its sum; such gradients are coalesced
     in place of ``parameter.grad``, which the optimizer would otherwise have to do.
     """
-    check_number("max_norm", max_norm)
+    if max_norm != math.inf:  # which measures and clips nothing, as with torch
+        check_number("max_norm", max_norm)
     if isinstance(parameters, Tensor):
         parameters = [parameters]
     values = []
