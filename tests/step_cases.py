@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from gradients import sparse
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -95,8 +96,8 @@ def gradient(case: Case, generator: torch.Generator) -> Tensor:
         return _numbers(case, case.shape, generator).to(case.dtype)
     ids = _ids(case, generator)
     values = _numbers(case, (ids.numel(), *case.shape[1:]), generator).to(case.dtype)
-    sparse = torch.sparse_coo_tensor(ids.unsqueeze(0), values, case.shape, check_invariants=True)
-    return sparse.coalesce() if case.pattern == "coalesced" else sparse
+    uncoalesced = sparse(ids, values, case.shape)
+    return uncoalesced.coalesce() if case.pattern == "coalesced" else uncoalesced
 
 
 def _ids(case: Case, generator: torch.Generator) -> Tensor:
