@@ -1,4 +1,4 @@
-"""The command line: `sketchoptim demo | doctor`."""
+"""The command line: `sketchoptim demo | bench | doctor`."""
 
 import sys
 from pathlib import Path
@@ -55,6 +55,53 @@ def build_app() -> "typer.Typer":
         if threads is not None:
             torch.set_num_threads(threads)
         demos.run_demo(steps=steps, seed=seed, sources=sources, console=Console())
+
+    @app.command()
+    def bench(
+        quick: Annotated[
+            bool, typer.Option("--quick", help="Smaller tables, fewer repetitions: a minute.")
+        ] = False,
+        only: Annotated[
+            list[str] | None, typer.Option(help="A part: steps, scaling or training; repeatable.")
+        ] = None,
+        case: Annotated[
+            list[str] | None,
+            typer.Option(help="Rows x dim x touched rows, like 793471x256x4096; repeatable."),
+        ] = None,
+        method: Annotated[
+            list[str] | None, typer.Option(help="A method, like lean or fbgemm; repeatable.")
+        ] = None,
+        threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+        clock: Annotated[
+            str, typer.Option(help="wall, or cpu: what one thread took, on a busy machine too.")
+        ] = "wall",
+        seconds: Annotated[
+            float | None, typer.Option(min=0.0, help="Time a method gets in each comparison.")
+        ] = None,
+        counts: Annotated[
+            Path | None,
+            typer.Option(exists=True, dir_okay=False, help="LM1B's word counts, a .npy file."),
+        ] = None,
+        output: Annotated[
+            Path, typer.Option(file_okay=False, help="Folder for the JSON file and the plots.")
+        ] = Path("build/bench"),
+    ) -> None:
+        """Time an optimizer's step: ours against torch's, FBGEMM's and a sketch in torch."""
+        from .experiments import bench as benches  # draws in matplotlib
+
+        try:
+            settings = benches.selected(
+                quick=quick,
+                parts=only,
+                cases=case,
+                methods=method,
+                threads=threads,
+                clock=clock,
+                seconds=seconds,
+            )
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
+        benches.run_bench(settings, counts=counts, output=output, console=Console())
 
     @app.command()
     def doctor() -> None:

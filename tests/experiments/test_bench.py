@@ -1,0 +1,368 @@
+import io
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from torch import nn
+from typer.testing import CliRunner
+
+from sketchoptim.cli import build_app
+from sketchoptim.experiments.bench import measure, methods, run_bench, selected
+from sketchoptim.experiments.bench.cases import (
+    CASES,
+    Case,
+    Point,
+    Settings,
+    Sweep,
+    TrainingShape,
+)
+from sketchoptim.experiments.bench.gradients import WordLaw
+from sketchoptim.experiments.bench.measure import Entrant, Timing, interleaved
+from sketchoptim.experiments.bench.methods import BY_NAME, CONTESTANTS
+from sketchoptim.ops import cpu
+
+OURS = ("lean", "row-wise", "exact", "paper-v-only", "paper-mv", "paper-mv-bf16", "linear-mv")
+TINY = Settings(
+    cases=(Case(rows=300, dim=8, touched=20), Case(rows=300, dim=8, touched=5)),
+    tokens=50,
+    sweeps=(
+        Sweep(
+            axis="rows",
+            values=(100, 200),
+            base=Point(rows=100, dim=4, touched=10),
+            methods=("sparse-adam", "lean"),
+        ),
+        Sweep(
+            axis="threads",
+            values=(1, 2, 1_000_000),
+            base=Point(rows=100, dim=4, touched=10),
+            methods=("lean",),
+        ),
+        Sweep(
+            axis="depth",
+            values=(1, 2),
+            base=Point(rows=100, dim=4, touched=10),
+            methods=("fbgemm",),
+        ),
+    ),
+    training=(TrainingShape(rows=300, dim=8, tokens=40, samples=16),),
+    seconds=0.0,
+    least=2,
+    batches=2,
+    cores=2,
+)
+
+
+def no_fbgemm():
+    raise ModuleNotFoundError("No module named 'fbgemm_gpu'", name="fbgemm_gpu")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_caches():
+    """Caches that are flushed at once: real ones, hundreds of times, take seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measure, "last_level_cache_bytes", lambda: 1 << 16)
+        yield
+
+
+@pytest.fixture
+def law():
+    return WordLaw(np.array([8.0, 4.0, 2.0, 1.0, 1.0]), source="five words")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A whole run on tiny tables: its report, what it printed and its folder."""
+    folder = tmp_path_factory.mktemp("bench")
+    np.save(folder / "counts.npy", 1000 // np.arange(1, 301, dtype=np.int32) + 1)
+    console = Console(record=True, width=150, file=io.StringIO())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(methods, "_fbgemm_modules", no_fbgemm)
+        report = run_bench(
+            TINY, counts=folder / "counts.npy", output=folder / "results", console=console
+        )
+    return report, console.export_text(), folder / "results"
+
+
+def test_a_run_prints_every_method_and_writes_json_and_pictures(finished):
+    report, printed, folder = finished
+    for contestant in CONTESTANTS:
+        assert contestant.title in printed
+    assert "absent" in printed
+    kept = json.loads((folder / "bench.json").read_text(encoding="utf-8"))
+    assert kept == json.loads(json.dumps(report.as_dict()))
+    for name in ("steps.png", "scaling.png", "training.png"):
+        assert (folder / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_json_holds_medians_quartiles_ratios_and_what_they_depend_on(finished):
+    _, _, folder = finished
+    kept = json.loads((folder / "bench.json").read_text(encoding="utf-8"))
+    assert kept["versions"]["torch"] == torch.__version__
+    assert kept["machine"]["cores"] >= 1
+    assert kept["ids"] == "counts.npy"
+    assert kept["absent"] == {"fbgemm": "not installed"}
+    assert [(c["kind"], c["entries"]) for c in kept["steps"]] == [
+        ("coalesced", 5),
+        ("coalesced", 20),
+        ("raw", 50),
+    ]
+    for comparison in kept["steps"]:
+        assert comparison["row_bandwidth"] > 0
+        assert comparison["streaming_bandwidth"] > 0
+        rows = {row["method"]: row for row in comparison["results"]}
+        assert set(rows) == set(BY_NAME) - {"fbgemm"}
+        baseline = rows["sparse-adam"]["timing"]
+        for row in rows.values():
+            timing = row["timing"]
+            assert timing["lower_quartile"] <= timing["median"] <= timing["upper_quartile"]
+            assert timing["repetitions"] >= 2
+            ratio = timing["median"] / baseline["median"]
+            assert row["ratio_to_sparse_adam"] == pytest.approx(ratio)
+
+
+def test_sweeps_leave_out_what_the_machine_or_the_choice_of_methods_does_not_have(finished):
+    report, _, _ = finished
+    assert [(sweep.axis, sweep.values) for sweep in report.scaling] == [
+        ("rows", (100, 200)),
+        ("threads", (1, 2)),
+    ]
+    assert set(report.scaling[0].timings) == {"sparse-adam", "lean"}
+
+
+def test_a_training_step_is_split_into_its_parts(finished):
+    report, _, _ = finished
+    (results,) = report.training
+    assert [result.method for result in results] == ["sparse-adam", "exact", "lean"]
+    for result in results:
+        parts = result.forward.least + result.backward.least + result.optimizer.least
+        assert 0 < parts <= result.total.least
+
+
+def test_threads_are_set_for_a_while():
+    before = torch.get_num_threads()
+    with measure.threads(before + 1):
+        assert torch.get_num_threads() == before + 1
+    assert torch.get_num_threads() == before
+
+
+def test_missing_counts_are_replaced_by_zipfs_law_loudly(tmp_path, monkeypatch):
+    monkeypatch.setenv("SKETCHOPTIM_DATA", str(tmp_path / "nowhere"))
+    console = Console(record=True, width=200, file=io.StringIO())
+    nothing = Settings(parts=(), methods=("lean",))
+    report = run_bench(nothing, output=tmp_path, console=console)
+    assert "ids are drawn by Zipf's law" in console.export_text()
+    assert report.ids == "Zipf's law, NOT the counts of LM1B"
+
+
+# -- gradients -------------------------------------------------------------------------------
+
+
+def test_a_raw_gradient_is_what_an_embedding_leaves(law):
+    batch = law.raw(5, 3, 40, seed=1)
+    table = nn.Embedding(5, 3, sparse=True)
+    table(batch.ids).backward(batch.values)
+    expected = table.weight.grad
+    assert not batch.gradient.is_coalesced()
+    assert not expected.is_coalesced()
+    assert torch.equal(batch.gradient._indices(), expected._indices())
+    assert torch.equal(batch.gradient._values(), expected._values())
+    assert batch.touched == expected.coalesce()._nnz()
+
+
+def test_a_coalesced_gradient_has_distinct_ascending_rows(law):
+    batch = law.coalesced(5, 3, 4, seed=1)
+    assert batch.gradient.is_coalesced()
+    assert batch.touched == batch.entries == 4
+    assert (batch.ids.diff() > 0).all()
+
+
+def test_the_distinct_form_of_a_raw_gradient_touches_the_same_rows(law):
+    batch = law.raw(5, 3, 10, seed=2)
+    assert torch.equal(batch.distinct._indices()[0], batch.ids.unique())
+
+
+@pytest.mark.parametrize("rows", [5, 3])
+def test_tokens_follow_the_counts_of_the_words_that_the_table_has(law, rows):
+    drawn = law.tokens(rows, 20_000, np.random.default_rng(0))
+    expected = law.counts[:rows] / law.counts[:rows].sum()
+    shares = np.bincount(drawn.numpy(), minlength=rows) / 20_000
+    assert np.abs(shares - expected).max() < 0.02
+
+
+def test_the_first_distinct_word_of_a_text_follows_the_counts(law):
+    generator = np.random.default_rng(0)
+    firsts = [law.distinct(5, 1, generator).item() for _ in range(4_000)]
+    shares = np.bincount(firsts, minlength=5) / 4_000
+    assert np.abs(shares - law.counts / law.counts.sum()).max() < 0.04
+
+
+def test_too_few_counts_get_a_clear_error(tmp_path):
+    np.save(tmp_path / "counts.npy", np.ones(10))
+    with pytest.raises(ValueError, match="must hold at least 11 positive counts"):
+        WordLaw.from_file(tmp_path / "counts.npy", rows=11)
+
+
+# -- methods ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [name for name in BY_NAME if name != "fbgemm"])
+def test_a_step_moves_the_touched_rows_and_no_others(name):
+    law = WordLaw.zipf(rows=200)
+    parameter = nn.Parameter(torch.ones(200, 8))
+    contestant = BY_NAME[name]
+    method = contestant.build(parameter, contestant.memory)
+    batch = law.coalesced(200, 8, 30, seed=0)
+    method.prepare(batch)
+    with torch.sparse.check_sparse_tensor_invariants(False):
+        method.step()
+    moved = (parameter != 1).any(1).nonzero().flatten()
+    assert torch.equal(moved, batch.ids)
+
+
+def test_fbgemm_moves_the_touched_rows_and_no_others():
+    reason = methods.absent((BY_NAME["fbgemm"],)).get("fbgemm")
+    if reason is not None:
+        pytest.skip(f"FBGEMM is {reason}")
+    method = methods.FbgemmMethod(nn.Parameter(torch.zeros(200, 8)))
+    (weights,) = method.tables.split_embedding_weights()
+    before = weights.clone()
+    batch = WordLaw.zipf(rows=200).coalesced(200, 8, 30, seed=0)
+    method.prepare(batch)
+    method.step()
+    assert torch.equal((weights != before).any(1).nonzero().flatten(), batch.ids)
+
+
+def test_the_sketch_in_torch_operations_uses_no_native_kernel(monkeypatch):
+    def fail(*_):
+        raise AssertionError("native")
+
+    monkeypatch.setattr(cpu, "NativeStep", fail)
+    supports = cpu.supports
+    contestant = BY_NAME["torch-ops-lean"]
+    method = contestant.build(nn.Parameter(torch.ones(50, 4)), contestant.memory)
+    method.prepare(WordLaw.zipf(rows=50).coalesced(50, 4, 3, seed=0))
+    method.step()
+    assert cpu.supports is supports
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        # gradient 30 x (4 x 8 + 8), parameter 2 x 4 x 20 x 8, then state read and written
+        ("sparse-sgd", 1200 + 1280),
+        ("sgd", 1200 + 1280),
+        ("sparse-adagrad", 1200 + 1280 + 1280),
+        ("sparse-adam", 1200 + 1280 + 2 * 1280),
+        ("exact", 1200 + 1280 + 2 * 1280),
+        ("row-wise", 1200 + 1280 + 2 * 4 * 20),
+        ("fbgemm", 1200 + 1280 + 2 * 4 * 20),
+    ],
+)
+def test_ideal_bytes_count_every_distinct_byte_once_each_way(name, expected):
+    found = BY_NAME[name].ideal_bytes(rows=1000, dim=8, entries=30, touched=20)
+    assert found == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_ideal_state_traffic_is_never_more_than_the_state_there_and_back(name):
+    contestant = BY_NAME[name]
+    parameter = nn.Parameter(torch.ones(60, 8))
+    method = contestant.build(parameter, contestant.memory)
+    method.prepare(WordLaw.zipf(rows=60).coalesced(60, 8, 50, seed=0))
+    method.step()
+    sizes = {"rows": 60, "dim": 8, "entries": 50, "touched": 50}
+    stateless = BY_NAME["sgd"].ideal_bytes(**sizes)
+    state = contestant.ideal_bytes(**sizes) - stateless
+    assert 0 < state <= 2 * method.state_bytes()
+
+
+def test_half_the_table_bytes_make_half_the_ideal_state_traffic():
+    sizes = {"rows": 1000, "dim": 8, "entries": 50, "touched": 50}
+    stateless = BY_NAME["sgd"].ideal_bytes(**sizes)
+    full, half = (BY_NAME[name].ideal_bytes(**sizes) for name in ("paper-mv", "paper-mv-bf16"))
+    assert half - stateless == pytest.approx((full - stateless) / 2)
+
+
+def test_an_fbgemm_for_another_torch_is_reported_not_raised(monkeypatch):
+    def broken():
+        raise OSError("undefined symbol")
+
+    monkeypatch.setattr(methods, "_fbgemm_modules", broken)
+    assert "another torch" in methods.absent(CONTESTANTS)["fbgemm"]
+
+
+# -- measuring -------------------------------------------------------------------------------
+
+
+class Recorder:
+    """A method that writes down what happens to it."""
+
+    def __init__(self):
+        self.events = []
+
+    def prepare(self, batch):
+        self.events.append(batch)
+
+    def step(self):
+        self.events.append("step")
+
+    def state_bytes(self):
+        return 0
+
+
+def test_repetitions_take_the_batches_in_turn_after_one_that_does_not_count():
+    first, second = Recorder(), Recorder()
+    entrants = {"a": Entrant(first, ["x", "y"], 1), "b": Entrant(second, ["z"], 1)}
+    timings = interleaved(entrants, seconds=0.0, least=3, flusher=None)
+    assert first.events == ["x", "step", "x", "step", "y", "step", "x", "step"]
+    assert second.events == ["z", "step"] * 4
+    assert {name: timing.repetitions for name, timing in timings.items()} == {"a": 3, "b": 3}
+
+
+def test_a_timing_has_the_median_and_the_quartiles():
+    timing = Timing.of([4.0, 1.0, 3.0, 2.0, 5.0])
+    assert (timing.lower_quartile, timing.median, timing.upper_quartile) == (2.0, 3.0, 4.0)
+    assert (timing.least, timing.repetitions) == (1.0, 5)
+    assert Timing.of([2.0]).median == 2.0
+
+
+# -- options ---------------------------------------------------------------------------------
+
+
+def test_the_default_cases_are_those_of_the_readme():
+    assert [str(case) for case in CASES] == [
+        "33278x672x700",
+        "267735x256x8192",
+        "793471x256x4096",
+        "793471x256x20000",
+        "80000x1024x20000",
+    ]
+
+
+def test_chosen_methods_always_bring_the_baseline():
+    assert selected(methods=["lean"]).methods == ("sparse-adam", "lean")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--case", "12x3"], "rows x dim x touched"),
+        (["--case", "3x4x5"], "rows >= touched"),
+        (["--method", "nobody"], "methods must be of"),
+        (["--only", "nothing"], "parts must be of"),
+        (["--clock", "sun"], "clock must be"),
+        (["--clock", "cpu", "--threads", "2"], "one thread"),
+        (["--threads", "0"], "--threads"),
+        (["--counts", "no-such-file"], "--counts"),
+    ],
+)
+def test_bad_options_of_the_benchmark_are_named(arguments, message):
+    result = CliRunner().invoke(
+        build_app(), ["bench", *arguments], env={"NO_COLOR": "1", "COLUMNS": "200"}
+    )
+    assert result.exit_code == 2
+    assert message in re.sub(r"\s*│\n│\s*", " ", result.stderr)
