@@ -1,0 +1,145 @@
+"""What `memory_report` says an optimizer keeps."""
+
+import re
+
+import pytest
+import tiny_runs
+import torch
+from tiny_runs import PLANS, PRESET_PLANS, Plan, Run, TinyModel, batches
+from torch import Tensor, nn
+
+import sketchoptim as so
+
+BOOK_KEEPING = ("step", "shape", "is_compressed", "skipped")
+
+
+def report_of(plan: Plan, **options: object) -> tuple[Run, so.MemoryReport]:
+    run = Run.start(plan, **options).train(batches(3))
+    return run, so.memory_report(run.optimizer)
+
+
+@tiny_runs.each(PLANS)
+def test_bytes_are_those_of_the_tensors_in_the_state(plan):
+    run, report = report_of(plan)
+    parameters = [p for group in run.optimizer.param_groups for p in group["params"]]
+    for parameter, found in zip(parameters, report.parameters, strict=True):
+        state = run.optimizer.state[parameter]
+        tensors = {key: value for key, value in state.items() if key not in BOOK_KEEPING}
+        assert all(isinstance(value, Tensor) for value in tensors.values())
+        assert found.state_bytes == sum(tensor.nbytes for tensor in tensors.values())
+        for moment, moment_bytes in found.moment_bytes.items():
+            own = [tensor.nbytes for key, tensor in tensors.items() if key.startswith(moment)]
+            assert moment_bytes == sum(own)
+        assert found.shape == tuple(parameter.shape)
+        assert found.parameter_bytes == parameter.nbytes
+    assert report.state_bytes == sum(found.state_bytes for found in report.parameters)
+    assert report.exact_bytes == sum(found.exact_bytes for found in report.parameters)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    ("kind", "options", "moments"),
+    [
+        (so.Adam, {}, 2),
+        (so.AdamW, {}, 2),
+        (so.RMSprop, {}, 1),
+        (so.Adagrad, {}, 1),
+        (so.SGD, {}, 1),
+        (so.SGD, {"momentum": 0.0}, 0),
+    ],
+    ids=["Adam", "AdamW", "RMSprop", "Adagrad", "SGD", "SGD without momentum"],
+)
+def test_the_exact_equivalent_is_a_copy_for_each_moment_of_the_algorithm(
+    kind, options, moments, dtype
+):
+    run, report = report_of(Plan(kind, "paper-mv", options), dtype=dtype)
+    for found in report.parameters:
+        assert found.exact_bytes == moments * found.parameter_bytes
+    weights = sum(parameter.nbytes for parameter in run.model.parameters())
+    assert report.exact_bytes == moments * weights
+
+
+@pytest.mark.parametrize("kind", [so.Adam, so.AdamW, so.RMSprop, so.Adagrad, so.SGD])
+def test_exact_storage_takes_what_the_exact_equivalent_says(kind):
+    _, report = report_of(Plan(kind, "exact"))
+    assert report.state_bytes == report.exact_bytes
+    assert report.ratio == 1.0
+
+
+def test_sgd_without_momentum_keeps_nothing():
+    _, report = report_of(Plan(so.SGD, "paper-mv", {"momentum": 0.0}))
+    assert report.state_bytes == 0
+    assert report.ratio == 1.0
+    assert "total" in str(report)
+
+
+def test_a_dropped_moment_takes_nothing():
+    _, report = report_of(PRESET_PLANS["lean"])
+    table = report.parameters[0]
+    assert table.moment_bytes["first"] == 0
+    width = int(tiny_runs.ROWS / 8 / 3)
+    words_and_scale = 3 * 4 * 8 + 4
+    assert table.moment_bytes["second"] == 3 * width * 4 + words_and_scale
+
+
+def test_the_ratio_is_state_over_exact_state():
+    _, report = report_of(PRESET_PLANS["paper-mv"])
+    assert report.ratio == report.state_bytes / report.exact_bytes
+
+
+def test_folding_is_seen():
+    one = so.Sketched(granularity="element", width=32, fold_at=(2,))
+    run = Run.start(Plan(so.Adam, so.Memory(second=one))).train(batches(1))
+    before = so.memory_report(run.optimizer).parameters[0].moment_bytes["second"]
+    run.train(batches(1))
+    after = so.memory_report(run.optimizer).parameters[0].moment_bytes["second"]
+    assert before - after == 3 * 16 * tiny_runs.DIM * 4
+
+
+def test_before_the_first_gradient_there_is_no_state():
+    report = so.memory_report(Run.start(PRESET_PLANS["lean"]).optimizer)
+    assert report.state_bytes == 0
+    assert report.exact_bytes > 0
+    assert report.ratio == 0.0
+
+
+def test_asking_makes_no_state():
+    run = Run.start(PRESET_PLANS["lean"])
+    so.memory_report(run.optimizer)
+    assert not run.optimizer.state
+
+
+def test_names_are_those_of_named_parameters_else_numbers():
+    model = TinyModel()
+    names = [found.name for found in so.memory_report(so.Adam(model.named_parameters())).parameters]
+    assert names == ["table.weight", "late.weight", "head.weight", "head.bias"]
+    names = [found.name for found in so.memory_report(so.Adam(model.parameters())).parameters]
+    assert names == ["parameter 0", "parameter 1", "parameter 2", "parameter 3"]
+
+
+def test_a_large_table_is_printed_for_people_to_read():
+    table = nn.Embedding(80_000, 32, sparse=True)
+    optimizer = so.Adam([("table.weight", table.weight)])
+    table(torch.tensor([1, 2])).sum().backward()
+    optimizer.step()
+    assert str(so.memory_report(optimizer)).splitlines() == [
+        "parameter     shape        first  second   state       exact   share",
+        "table.weight  80,000 x 32      0  40,096  40,096  20,480,000  0.196%",
+        "total                                     40,096  20,480,000  0.196%",
+    ]
+
+
+@tiny_runs.each(PRESET_PLANS)
+def test_columns_line_up(plan):
+    _, report = report_of(plan)
+    lines = str(report).splitlines()
+    assert len(lines) == len(report.parameters) + 2
+    assert len({len(line) for line in lines}) == 1
+    ends = [column.end() for column in re.finditer(r"\S+", lines[0])][2:]
+    for line in lines[1:-1]:
+        assert set(ends) <= {cell.end() for cell in re.finditer(r"\S+", line)}
+
+
+def test_an_optimizer_of_torch_is_refused():
+    with pytest.raises(TypeError, match="optimizer must be one of sketchoptim's, got Adam"):
+        so.memory_report(torch.optim.Adam([nn.Parameter(torch.ones(2))]))

@@ -1,0 +1,148 @@
+"""The names and signatures that users may rely on: changing one is changing the product."""
+
+import doctest
+import inspect
+import re
+from typing import Any
+
+import pytest
+import torch
+
+import sketchoptim as so
+
+NAMES = [
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "CountMinSketch",
+    "CountSketch",
+    "Exact",
+    "Memory",
+    "MemoryReport",
+    "RMSprop",
+    "RankOne",
+    "RowWise",
+    "Sketched",
+    "TopSingular",
+    "clip_grad_norm_",
+    "memory_report",
+]
+
+LAST = "*, memory='lean', maximize=False, nonfinite='raise'"
+SIGNATURES = {
+    "Adam": f"params, lr=0.001, betas=(0.9, 0.999), eps=1e-08, weight_decay=0.0, {LAST}",
+    "AdamW": "params, lr=0.001, betas=(0.9, 0.999), eps=1e-08, weight_decay=0.01, **options",
+    "RMSprop": f"params, lr=0.01, alpha=0.99, eps=1e-08, weight_decay=0.0, {LAST}",
+    "Adagrad": "params, lr=0.01, lr_decay=0.0, eps=1e-10, initial_accumulator_value=0.0, "
+    f"weight_decay=0.0, {LAST}",
+    "SGD": "params, lr=0.001, momentum=0.9, dampening=0.0, nesterov=False, weight_decay=0.0, "
+    f"{LAST}",
+    "Exact": "",
+    "RowWise": "",
+    "RankOne": "",
+    "TopSingular": "",
+    "Sketched": "*, ratio=None, width=None, depth=3, granularity='row', decay='linear', "
+    "conservative=False, clean_every=None, clean_by=None, fold_at=(), dtype=torch.float32, seed=0",
+    "Memory": "first=None, second=None, form='moments', clip=None",
+    "CountSketch": "depth, width, dim, *, seed=0, dtype=torch.float32, device=None",
+    "CountSketch.for_error": "epsilon, delta, items, dim, **options",
+    "CountMinSketch": "depth, width, dim, *, conservative=False, **options",
+    "CountMinSketch.for_error": "epsilon, delta, items, dim, **options",
+    "CountSketch.add_": "self, ids, values",
+    "CountSketch.query": "self, ids",
+    "CountSketch.scale_": "self, factor",
+    "CountSketch.fold_": "self",
+    "CountSketch.merge_": "self, other",
+    "clip_grad_norm_": "parameters, max_norm, norm_type=2.0, error_if_nonfinite=False",
+    "memory_report": "optimizer",
+}
+
+
+def found(path: str) -> Any:
+    thing = so
+    for part in path.split("."):
+        thing = getattr(thing, part)
+    return thing
+
+
+def test_the_public_names_are_these():
+    assert so.__all__ == NAMES
+
+
+def test_every_public_name_exists_once():
+    assert len({id(found(name)) for name in so.__all__}) == len(so.__all__)
+
+
+@pytest.mark.parametrize("path", SIGNATURES)
+def test_a_signature_is_this(path):
+    signature = inspect.signature(found(path))
+    bare = [
+        parameter.replace(annotation=inspect.Parameter.empty)
+        for parameter in signature.parameters.values()
+    ]
+    shown = str(inspect.Signature(bare))
+    assert shown == f"({SIGNATURES[path]})"
+
+
+@pytest.mark.parametrize("name", ["CountSketch", "CountMinSketch"])
+def test_a_sketch_has_its_table_and_its_bytes(name):
+    sketch = found(name)(2, 5, 3)
+    assert sketch.table.shape == (2, 5, 3)
+    assert sketch.nbytes == 2 * 5 * 3 * 4
+
+
+def test_the_presets_are_these():
+    expected = ["lean", "exact", "paper-mv", "paper-v", "paper-v-only", "row-wise", "rank-one"]
+    assert list(so.storage.PRESETS) == expected
+    for name in expected:
+        assert so.Memory.of(name) is so.storage.PRESETS[name]
+
+
+def test_lean_is_half_a_byte_a_row_without_a_first_moment():
+    lean = so.Memory.of("lean")
+    assert lean.first is None
+    assert lean.second == so.Sketched(
+        granularity="row", ratio=1 / 8, depth=3, decay="linear", conservative=True
+    )
+
+
+@pytest.mark.parametrize("name", ["paper-mv", "paper-v", "paper-v-only"])
+def test_the_presets_of_the_paper_keep_a_fifth_by_element(name):
+    paper = so.Sketched(granularity="element", ratio=0.2, depth=3, decay="paper")
+    first = {"paper-mv": paper, "paper-v": so.Exact(), "paper-v-only": None}[name]
+    assert so.Memory.of(name) == so.Memory(first=first, second=paper)
+
+
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "RMSprop", "Adagrad", "SGD"])
+def test_optimizers_are_optimizers_of_torch(name):
+    assert issubclass(found(name), torch.optim.Optimizer)
+
+
+@pytest.mark.parametrize("name", so.__all__)
+def test_a_public_name_says_what_it_is(name):
+    first, *_ = (inspect.getdoc(found(name)) or "").splitlines() or [""]
+    assert re.match(r"[A-Z`].{15,}[.:`]", first), first
+    assert found(name).__module__.startswith("sketchoptim.")
+
+
+def test_the_version_is_that_of_the_package():
+    assert re.fullmatch(r"\d+\.\d+\.\d+(\.dev\d+)?", so.__version__)
+
+
+def examples() -> list[doctest.DocTest]:
+    finder = doctest.DocTestFinder(exclude_empty=True)
+    modules = {inspect.getmodule(found(name)) for name in so.__all__} | {so}
+    found_in = [finder.find(module, extraglobs={"torch": torch}) for module in modules]
+    tests = [test for some in found_in for test in some if test.examples]
+    return sorted(tests, key=lambda test: test.name)
+
+
+@pytest.mark.parametrize("example", examples(), ids=lambda example: example.name)
+def test_an_example_in_a_docstring_gives_what_it_shows(example):
+    result = doctest.DocTestRunner().run(example)
+    assert result.failed == 0
+
+
+def test_there_are_examples():
+    assert {example.name.rpartition(".")[2] for example in examples()} >= {"Adam", "CountSketch"}
