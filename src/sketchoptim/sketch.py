@@ -38,7 +38,7 @@ class Sketch:
     `table` holds the stored numbers; a reading is a stored number times `scale`. The scale is a
     0-d float32 tensor on the CPU, so that decaying a table of any size costs one multiplication.
     A bfloat16 table rounds stochastically, with random bits that are a function of `rounds`, the
-    number of writes so far, and of the position, or in a conservative sketch of the id: the same
+    number of writes so far, and of the row that is written, not of its place in the call: the same
     run gives the same bits.
     """
 
