@@ -1,12 +1,32 @@
-"""What every test shares: the same examples on every run, and one thread."""
+"""What every test shares: the same examples on every run, and one thread for tiny tensors."""
 
+import warnings
+from collections.abc import Iterator
+
+import pytest
 import torch
 from hypothesis import settings
+
+from sketchoptim.ops import native
 
 settings.register_profile(
     "repeatable", derandomize=True, deadline=None, max_examples=50, print_blob=False
 )
 settings.load_profile("repeatable")
 
-# The tests' tensors are small: a second thread only waits, and on a busy machine for long.
-torch.set_num_threads(1)
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """More threads only wait for one another here, for long on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def known_backend() -> None:
+    """Where no kernels were built, that is said once, before warnings are errors."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "sketchoptim runs on its reference kernels")
+        native.library()

@@ -90,6 +90,16 @@ def test_the_same_run_gives_the_same_bits(kind):
 
 
 @every_kind
+def test_the_order_of_ids_does_not_matter_to_rounding(kind):
+    generator = torch.Generator().manual_seed(0)
+    ids, order = (torch.randperm(200, generator=generator) for _ in range(2))
+    # Whole numbers, which float32 sums exactly, but too long for bfloat16.
+    values = torch.randint(2000, (200, 3), generator=generator).float()
+    there, back = (build_rounded(kind, dim=3) for _ in range(2))
+    assert torch.equal(there.add_(ids, values).table, back.add_(ids[order], values[order]).table)
+
+
+@every_kind
 def test_a_run_resumed_from_its_tensors_continues_with_the_same_bits(kind):
     values = torch.rand(20, 3, generator=torch.Generator().manual_seed(0))
     ids = torch.arange(20)
@@ -116,11 +126,11 @@ def test_folding_and_merging_are_right_to_one_rounding(kind):
     assert one.table.dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize(("kind", "allowed"), [*zip(KINDS, (0.01, 0.03, 0.01), strict=True)])
-def test_a_moving_average_is_right_in_the_mean(kind, allowed):
-    # The least of three roundings is a little low in a plain count-min; the others are unbiased.
+@every_kind
+def test_a_moving_average_is_right_in_the_mean(kind):
+    # Were the hash rows rounded each for itself, the least of them would be far too small.
     found, true = decayed_average(kind, [1.0] * 400, 0.99, depth=3, dim=256)
-    assert abs(found.mean().item() / true - 1) < allowed
+    assert abs(found.mean().item() / true - 1) < 0.01
 
 
 # 1.24, .057 and .012: where a second moment rounded to nearest was once seen to freeze.
