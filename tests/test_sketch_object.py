@@ -113,3 +113,30 @@ def test_a_sketch_over_the_tensors_of_another_shares_them(kind, dtype):
     view.add_(torch.arange(5), torch.ones(5, 2)).scale_(0.5)
     assert torch.equal(original.query(torch.arange(5)), view.query(torch.arange(5)))
     assert original.table.any()
+
+
+@every_kind
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_sketch_does_not_depend_on_the_default_dtype(kind, dtype):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = build(kind, Size(3, 8, 2), dtype=dtype).add_(torch.arange(9), torch.ones(9, 2))
+        estimates = found.scale_(0.3).query(torch.arange(9))
+    finally:
+        torch.set_default_dtype(before)
+    expected = build(kind, Size(3, 8, 2), dtype=dtype).add_(torch.arange(9), torch.ones(9, 2))
+    assert estimates.dtype == torch.float32
+    assert torch.equal(estimates, expected.scale_(0.3).query(torch.arange(9)))
+    for name, tensor in expected.tensors().items():
+        assert found.tensors()[name].dtype == tensor.dtype
+
+
+@every_kind
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_read_as_a_number_stays_on_the_cpu(kind, dtype):
+    with torch.device("meta"):
+        found = build(kind, Size(3, 8, 2), dtype=dtype)
+    devices = {name: tensor.device.type for name, tensor in found.tensors().items()}
+    expected = {"table": "meta", "scale": "cpu", "words": "meta", "rounds": "cpu"}
+    assert devices == {name: expected[name] for name in found.tensors()}

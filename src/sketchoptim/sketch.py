@@ -66,9 +66,11 @@ class Sketch:
         table = torch.zeros(depth, width, dim, dtype=dtype, device=device)
         self._bind(
             table=table,
-            scale=torch.ones(()),
+            scale=torch.ones((), dtype=torch.float32, device="cpu"),
             words=hashing.seeded(seed, 0, depth).to(table.device),
-            rounds=torch.zeros((), dtype=torch.int64) if dtype != torch.float32 else None,
+            rounds=None
+            if dtype == torch.float32
+            else torch.zeros((), dtype=torch.int64, device="cpu"),
         )
 
     @classmethod
