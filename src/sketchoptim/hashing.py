@@ -34,7 +34,7 @@ def _mix(word: int) -> int:
 
 def _as_words(rows: list[list[int]]) -> Tensor:
     signed = [[word - _WORD if word >= _WORD // 2 else word for word in row] for row in rows]
-    return torch.tensor(signed, dtype=torch.int64)
+    return torch.tensor(signed, dtype=torch.int64, device="cpu")
 
 
 def seeded(seed: int, parameter: int, depth: int) -> Tensor:

@@ -1,5 +1,7 @@
 """Row sums times column sums: the non-negative factors of rank one."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -19,12 +21,12 @@ class RankOneMoment(Moment):
 
     @staticmethod
     def create(table: Table, fill: float) -> State:
-        device = table.device
+        wide: Any = {"dtype": torch.float32, "device": table.device}
         return {
-            "table": torch.full((1, table.rows, 1), fill * table.dim, device=device),
-            "scale": torch.ones(()),
-            "words": hashing.injective(table.rows, 1).to(device),
-            "columns": torch.full((table.dim,), fill * table.rows, device=device),
+            "table": torch.full((1, table.rows, 1), fill * table.dim, **wide),
+            "scale": torch.ones((), dtype=torch.float32, device="cpu"),
+            "words": hashing.injective(table.rows, 1).to(table.device),
+            "columns": torch.full((table.dim,), fill * table.rows, **wide),
         }
 
     def __init__(self, tensors: State) -> None:

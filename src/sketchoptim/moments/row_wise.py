@@ -11,7 +11,8 @@ class RowWiseMoment(Moment):
 
     @staticmethod
     def create(table: Table, fill: float) -> State:
-        return {"rows": torch.full((table.rows,), fill, device=table.device)}
+        rows = torch.full((table.rows,), fill, dtype=torch.float32, device=table.device)
+        return {"rows": rows}
 
     def update_(self, ids: Tensor, values: Tensor) -> Tensor:
         stored = self.tensors["rows"]

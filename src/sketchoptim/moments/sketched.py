@@ -29,11 +29,11 @@ class SketchedMoment(Moment):
         words = hashing.seeded(storage.seed, table.number, storage.depth)
         state = {
             "table": torch.full(shape, fill, dtype=storage.dtype, device=table.device),
-            "scale": torch.ones(()),
+            "scale": torch.ones((), dtype=torch.float32, device="cpu"),
             "words": words.to(table.device),
         }
         if storage.dtype != torch.float32:
-            state["rounds"] = torch.zeros((), dtype=torch.int64)
+            state["rounds"] = torch.zeros((), dtype=torch.int64, device="cpu")
         return state
 
     def maintain_(self, step: int) -> None:

@@ -1,5 +1,7 @@
 """The best rank-one approximation in l2 after every update: a baseline."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -19,9 +21,10 @@ class TopSingularMoment(Moment):
     @staticmethod
     def create(table: Table, fill: float) -> State:
         length = table.dim**0.5
+        wide: Any = {"dtype": torch.float32, "device": table.device}
         return {
-            "rows": torch.full((table.rows,), fill * length, device=table.device),
-            "columns": torch.full((table.dim,), 1 / length, device=table.device),
+            "rows": torch.full((table.rows,), fill * length, **wide),
+            "columns": torch.full((table.dim,), 1 / length, **wide),
         }
 
     def __init__(self, name: Name, tensors: State) -> None:

@@ -60,7 +60,8 @@ class NativeStep:
         self.touched = int(self.description.rows)
         # Mean squares by row, found while the gradient is looked at, become second moments.
         self.is_by_row = _is_by_row(storages.get("second"))
-        self.row_values = torch.empty(self.touched if self.is_by_row else 0)
+        size = self.touched if self.is_by_row else 0
+        self.row_values = torch.empty(size, dtype=torch.float32, device="cpu")
         self.has_row_values = False
 
     def _group(self, ids: Tensor) -> None:
@@ -68,7 +69,7 @@ class NativeStep:
         ids = ids.contiguous()
         count = ids.numel()
         # scratch (2 count), order, starts (count + 1), unique: one allocation
-        work = torch.empty(5 * count + 1, dtype=torch.int64)
+        work = torch.empty(5 * count + 1, dtype=torch.int64, device="cpu")
         order, starts, unique = (
             work.data_ptr() + 8 * part for part in (2 * count, 3 * count, 4 * count + 1)
         )

@@ -116,9 +116,9 @@ class Optimizer(torch.optim.Optimizer):
             memory = self._memory(parameter, group)
             table = self._table(parameter)
             fresh: State = {
-                "step": torch.zeros(()),
+                "step": torch.zeros((), dtype=torch.float32, device="cpu"),
                 "is_compressed": memory != _EXACT,
-                "shape": torch.tensor(parameter.shape, dtype=torch.int64),
+                "shape": torch.tensor(parameter.shape, dtype=torch.int64, device="cpu"),
             }
             for name, storage in self.storages(group, memory).items():
                 tensors = moments.create(storage, table, fill=self._fill(group))
