@@ -102,6 +102,8 @@ def gradient(case: Case, generator: torch.Generator) -> Tensor:
 
 def _ids(case: Case, generator: torch.Generator) -> Tensor:
     n, entries = case.shape[0], case.entries
+    if case.pattern == "none":
+        return torch.zeros(0, dtype=torch.int64)
     drawn = torch.randint(n, (entries,), generator=generator)
     match case.pattern:
         case "distinct":
@@ -116,8 +118,6 @@ def _ids(case: Case, generator: torch.Generator) -> Tensor:
             return mixed[torch.randperm(mixed.numel(), generator=generator)]
         case "ends":
             return torch.randint(2, (entries,), generator=generator) * (n - 1)
-        case "none":
-            return drawn[:0]
         case _:
             return drawn
 

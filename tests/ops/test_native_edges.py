@@ -1,0 +1,146 @@
+"""The ends of what the kernels take: sizes, ids, memory around them, torch's defaults."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+
+import pytest
+import torch
+from backends import LEVELS, needs_native, stepping_by
+from gradients import sparse
+from step_cases import DTYPES, Case, run
+from torch import Tensor
+
+import sketchoptim as so
+from sketchoptim import moments
+from sketchoptim.moments import Average, Table
+from sketchoptim.ops import Rule, cpu, rule_to_tensor
+from sketchoptim.storage import PRESETS, Sketched
+
+pytestmark = needs_native
+
+BY_ELEMENT = [Sketched(granularity="element", decay=decay) for decay in ("linear", "paper")]
+MEMORIES = {
+    "lean": PRESETS["lean"],
+    "exact": PRESETS["exact"],
+    "row-wise": PRESETS["row-wise"],
+    "plain by row": so.Memory(None, Sketched(width=7)),
+    **{f"{sketch.decay} by element": so.Memory(sketch, sketch) for sketch in BY_ELEMENT},
+    "ratio": so.Memory(BY_ELEMENT[0], BY_ELEMENT[0], form="ratio"),
+}
+every_memory = pytest.mark.parametrize("memory", MEMORIES.values(), ids=MEMORIES)
+
+
+# -- buffers -------------------------------------------------------------------------------------
+
+GUARD = 48  # elements: more than the widest vector on either side
+
+
+def guarded(tensor: Tensor, fill: float) -> tuple[Tensor, Tensor]:
+    """A copy of the tensor with guards before and behind it, and the memory with the guards."""
+    whole = torch.full((tensor.numel() + 2 * GUARD,), fill).to(tensor.dtype)
+    whole[GUARD:-GUARD] = tensor.flatten()
+    return whole[GUARD:-GUARD].view(tensor.shape), whole
+
+
+@every_memory
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dim", [1, 17, 40])
+@pytest.mark.parametrize("pattern", ["many", "ends", "dense"])
+def test_nothing_outside_the_tensors_is_read_or_written(memory, dtype, dim, pattern):
+    case = Case("Adam", replace(memory, clip=1.0), shape=(9, dim), dtype=dtype, pattern=pattern)
+    generator = torch.Generator().manual_seed(0)
+    start, around = guarded(torch.zeros(case.shape, dtype=dtype), 7.0)
+    parameter = torch.nn.Parameter(start)
+    optimizer = so.Adam([{"params": [parameter], "memory": case.memory}])
+    guards = {"parameter": around}
+    values = torch.randn(9 if pattern == "dense" else 20, dim, generator=generator).to(dtype)
+    ids = torch.randint(9, (20,), generator=generator)
+    if pattern == "ends":
+        ids = ids % 2 * 8
+    for step in range(2):
+        # Where a guard of NaN is read, the step is refused or the parameter is NaN.
+        gradient, guards["gradient"] = guarded(values, torch.nan)
+        parameter.grad = gradient if pattern == "dense" else sparse(ids, gradient, case.shape)
+        with stepping_by(LEVELS[-1]) as taken:
+            optimizer.step()
+        assert taken.native == 1
+        if step == 0:
+            state = optimizer.state[parameter]
+            for name, tensor in list(state.items()):
+                if name.endswith(("_values", "_table", "_rows")):
+                    state[name], guards[name] = guarded(tensor, 7.0)
+    assert parameter.isfinite().all()
+    for name, whole in guards.items():
+        edges = torch.cat([whole[:GUARD], whole[-GUARD:]])
+        assert edges.isnan().all() if name == "gradient" else (edges == 7.0).all(), name
+
+
+@every_memory
+def test_an_empty_gradient_moves_nothing(memory):
+    case = Case("Adam", memory, pattern="none", steps=1)
+    with stepping_by(LEVELS[-1], threads=2) as taken:
+        outcome = run(case)
+    assert taken.native == 1
+    assert torch.equal(outcome.parameter, run(replace(case, steps=0)).parameter)
+    for name, tensor in outcome.tensors().items():
+        if name.endswith(("_values", "_table", "_rows")):
+            assert not tensor.any()
+
+
+@every_memory
+@pytest.mark.parametrize("shape", [(0, 5), (0,), (5, 0)])
+def test_a_parameter_without_elements_is_stepped(memory, shape):
+    for pattern in ("dense", "none"):
+        case = Case("Adam", replace(memory, clip=1.0), shape=shape, pattern=pattern, steps=2)
+        with stepping_by(LEVELS[-1], threads=2) as taken:
+            assert run(case).parameter.shape == shape
+        assert taken.native == 2
+
+
+# -- torch's defaults ----------------------------------------------------------------------------
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextmanager
+def default_device(name: str) -> Iterator[None]:
+    with torch.device(name):
+        yield
+
+
+# A meta tensor has no memory, so whatever ends up there by mistake is found out at once.
+DEFAULTS = {
+    "bfloat16": lambda: default_dtype(torch.bfloat16),
+    "float64": lambda: default_dtype(torch.float64),
+    "meta": lambda: default_device("meta"),
+}
+
+
+@every_memory
+@pytest.mark.parametrize("default", DEFAULTS.values(), ids=DEFAULTS)
+def test_defaults_of_dtype_and_device_change_nothing(memory, default):
+    found = []
+    for context in (nullcontext, default):
+        parameter = torch.nn.Parameter(torch.ones(9, 5))
+        optimizer = so.Adam([{"params": [parameter], "memory": memory}])
+        values = torch.arange(20.0).view(4, 5)
+        parameter.grad = sparse(torch.tensor([3, 1, 3, 0]), values, (9, 5))
+        with context(), stepping_by(LEVELS[-1]) as taken:
+            optimizer.step()
+            optimizer.step()
+        assert taken.native == 2
+        found.append({"parameter": parameter.detach(), **optimizer.state[parameter]})
+    for name, expected in found[0].items():
+        if isinstance(expected, Tensor):
+            assert found[1][name].dtype == expected.dtype, name
+            assert torch.equal(found[1][name], expected), name
