@@ -125,12 +125,13 @@ class Sketch:
             raise ValueError(f"values must be on {self.table.device}, got {values.device}")
         if values.is_complex():
             raise TypeError(f"values must be real, got {values.dtype}")
-        values = values.float()
-        if not (values.abs() <= _LARGEST_VALUE).all():  # a NaN is not
+        low, high = (x.item() for x in torch.aminmax(values)) if values.numel() else (0, 0)
+        if not -_LARGEST_VALUE <= low <= high <= _LARGEST_VALUE:  # as a NaN is not
             raise ValueError(
                 "values must be finite and within 2**80, got NaN, inf or more; nothing was added"
             )
-        self._check_values(values)
+        if low < 0 and not self.is_signed:
+            raise ValueError("values must be >= 0 in a count-min sketch; see CountSketch for signs")
         self._add_(ids, values)
         return self
 
@@ -282,9 +283,6 @@ class Sketch:
             raise ValueError(f"ids must be between 0 and 2**32 - 1, got {span}")
         return ids
 
-    def _check_values(self, values: Tensor) -> None:
-        """Raises where the values are not of the kind this sketch can hold."""
-
 
 class CountSketch(Sketch):
     """A signed sketch: the estimate is the median over the hash rows, right in the mean.
@@ -395,10 +393,6 @@ class CountMinSketch(Sketch):
     def _folded(self, halves: Tensor) -> Tensor:
         # The larger neighbour is still at least the truth, and tighter than the sum.
         return halves.amax(2) if self.conservative else halves.sum(2)
-
-    def _check_values(self, values: Tensor) -> None:
-        if (values < 0).any():
-            raise ValueError("values must be >= 0 in a count-min sketch; see CountSketch for signs")
 
 
 def median(readings: Tensor) -> Tensor:
