@@ -67,6 +67,14 @@ def test_the_input_of_a_sketch_stays_as_it_is(kind):
 
 
 @every_kind
+def test_a_sketch_of_values_with_a_graph_has_none_itself(kind):
+    values = torch.ones(2, 1, requires_grad=True)
+    found = build(kind, Size(3, 64, 1)).add_(torch.arange(2), values * 2)
+    assert not found.table.requires_grad
+    assert found.query(torch.arange(2)).tolist() == [[2.0], [2.0]]
+
+
+@every_kind
 def test_the_seed_chooses_the_hash(kind):
     ids, values = torch.arange(20), torch.ones(20, 1)
     tables = [build(kind, Size(3, 64, 1), seed).add_(ids, values).table for seed in (0, 0, 1)]

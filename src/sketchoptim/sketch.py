@@ -132,7 +132,7 @@ class Sketch:
             )
         if low < 0 and not self.is_signed:
             raise ValueError("values must be >= 0 in a count-min sketch; see CountSketch for signs")
-        self._add_(ids, values)
+        self._add_(ids, values.detach())
         return self
 
     def query(self, ids: Tensor) -> Tensor:
