@@ -1,6 +1,5 @@
 """The names and signatures that users may rely on: changing one is changing the product."""
 
-import doctest
 import inspect
 import re
 from typing import Any
@@ -128,21 +127,3 @@ def test_a_public_name_says_what_it_is(name):
 
 def test_the_version_is_that_of_the_package():
     assert re.fullmatch(r"\d+\.\d+\.\d+(\.dev\d+)?", so.__version__)
-
-
-def examples() -> list[doctest.DocTest]:
-    finder = doctest.DocTestFinder(exclude_empty=True)
-    modules = {inspect.getmodule(found(name)) for name in so.__all__} | {so}
-    found_in = [finder.find(module, extraglobs={"torch": torch}) for module in modules]
-    tests = [test for some in found_in for test in some if test.examples]
-    return sorted(tests, key=lambda test: test.name)
-
-
-@pytest.mark.parametrize("example", examples(), ids=lambda example: example.name)
-def test_an_example_in_a_docstring_gives_what_it_shows(example):
-    result = doctest.DocTestRunner().run(example)
-    assert result.failed == 0
-
-
-def test_there_are_examples():
-    assert {example.name.rpartition(".")[2] for example in examples()} >= {"Adam", "CountSketch"}

@@ -1,8 +1,8 @@
 """A tiny model with a sparse table and dense layers, every way of storing its moments, and the
 bits of a run to compare with another's."""
 
-import copy
 import dataclasses
+import functools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -38,6 +38,16 @@ class TinyModel(nn.Module):
         return nn.functional.cross_entropy(logits, labels)
 
 
+def seeded(model: TinyModel, seed: int) -> TinyModel:
+    """The model with weights that depend on nothing but the seed."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+@functools.cache
 def batches(count: int, *, seed: int = 1, rows: int = ROWS) -> list[Tensor]:
     """Ids of shape ``[5, 2]``, low ones more often than high ones."""
     generator = torch.Generator().manual_seed(seed)
@@ -82,8 +92,7 @@ class Run:
         device: str | None = None,
         seed: int = 0,
     ) -> "Run":
-        torch.manual_seed(seed)
-        model = TinyModel(dtype, device)
+        model = seeded(TinyModel(dtype, device), seed)
         return cls(model, plan.build(model))
 
     def backward(self, ids: Tensor, *, uses_late: bool = True) -> Tensor:
@@ -113,7 +122,10 @@ def bits(optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, Tensor]]) 
         options = {key: value for key, value in group.items() if key != "params"}
         found |= {f"group {number}: {key}": value for key, value in options.items()}
         found[f"group {number}: size"] = len(group["params"])
-    return copy.deepcopy(found)
+    return {
+        name: value.detach().clone() if isinstance(value, Tensor) else value
+        for name, value in found.items()
+    }
 
 
 def differences(left: dict[str, Any], right: dict[str, Any]) -> list[str]:

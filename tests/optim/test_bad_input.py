@@ -238,14 +238,14 @@ def dense(gradient: Tensor) -> Tensor:
     return gradient._values() if gradient.is_sparse else gradient
 
 
-@pytest.mark.parametrize("number", [0, 2], ids="group {}".format)
 @pytest.mark.parametrize(
     ("kind", "options", "error", "pattern"), BAD_OPTIONS, ids=named(BAD_OPTIONS)
 )
-def test_a_step_refuses_options_that_went_out_of_range(runs, kind, options, error, pattern, number):
+def test_a_step_refuses_options_that_went_out_of_range(runs, kind, options, error, pattern):
+    """In the last group: those before it stay as they are."""
     run = runs[kind]
     run.backward(batches(1)[0])
-    group = run.optimizer.param_groups[number]
+    group = run.optimizer.param_groups[-1]
     kept = {name: group[name] for name in options}
     group.update(options)
     try:
@@ -295,10 +295,16 @@ BAD_IDS = {
 }
 
 
-@pytest.mark.parametrize("memory", MEMORIES.values(), ids=MEMORIES.keys())
+@functools.cache
+def trained_with(memory: str) -> Run:
+    """A trained run, the same one for every call: refused steps leave it as it is."""
+    return Run.start(Plan(so.Adam, MEMORIES[memory])).train(batches(2))
+
+
 @pytest.mark.parametrize("ids", BAD_IDS.values(), ids=BAD_IDS.keys())
+@pytest.mark.parametrize("memory", MEMORIES)
 def test_a_step_refuses_row_ids_outside_the_table(memory, ids):
-    run = Run.start(Plan(so.Adam, memory)).train(batches(1))
+    run = trained_with(memory)
     run.backward(batches(1)[0])
     run.model.late.weight.grad = sparse([1], run.model.late.weight)
     run.model.table.weight.grad = sparse(ids, run.model.table.weight)
@@ -350,7 +356,7 @@ def test_a_step_refuses_a_gradient_that_does_not_fit(spoil, error, pattern, wher
 
 
 @pytest.mark.parametrize("is_sparse", [True, False], ids=["sparse", "dense"])
-@pytest.mark.parametrize("shape", [(70, 6), (50, 6), (60, 8), (60, 3, 2)], ids=str)
+@pytest.mark.parametrize("shape", [(70, 6), (60, 8), (60, 3, 2)], ids=str)
 @pytest.mark.parametrize("memory", MEMORIES.values(), ids=MEMORIES.keys())
 def test_a_step_refuses_a_parameter_that_was_resized(memory, shape, is_sparse):
     first, second = nn.Parameter(torch.ones(4, 2)), nn.Parameter(torch.ones(60, 6))
@@ -461,17 +467,11 @@ NONFINITE = {
 @pytest.mark.parametrize("where", ["table", "head"])
 @pytest.mark.parametrize("memory", COMPRESSED)
 def test_a_compressed_moment_refuses_a_gradient_that_is_not_finite(memory, where, value):
-    run = compressed_run(memory)
+    run = trained_with(memory)
     run.backward(batches(1)[0])
     parameter = getattr(run.model, where).weight
     parameter.grad = with_values(parameter, an_element(value))
     refuse_step(run, ValueError, 'must be finite and within .* nonfinite="skip" skips and counts')
-
-
-@functools.cache
-def compressed_run(memory: str) -> Run:
-    """A trained run, the same one for every call: refused steps leave it as it is."""
-    return Run.start(Plan(so.Adam, COMPRESSED[memory])).train(batches(2))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
