@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from .. import hashing
 from ..moments import ExactMoment, Moment, Name, RowWiseMoment, SketchedMoment
 from ..moments.moment import Average
 from ..storage import Exact, RowWise, Sketched, Storage
@@ -27,6 +28,7 @@ def supports(parameter: Tensor, gradient: Tensor, storages: Mapping[Name, Storag
         parameter.device.type == "cpu"
         and parameter.dtype in _DTYPES
         and parameter.is_contiguous()
+        and parameter.shape[:1].numel() <= hashing.MAX_ID + 1
         and values.is_contiguous()
         and all(_has_kernel(storage) for storage in storages.values())
         and native.library() is not None
@@ -51,6 +53,7 @@ class NativeStep:
         self.library, self.parameter, self.rule = library, parameter, rule
         self.values = gradient._values() if gradient.is_sparse else gradient
         self.dim = parameter.shape[1:].numel()
+        _check(self.values, parameter.dtype, self.values.shape[:1].numel() * self.dim)
         self.grouping: Tensor | None = None
         self.description = native.Gradient(values=self.values.data_ptr())
         if gradient.is_sparse:
@@ -97,6 +100,8 @@ class NativeStep:
     def run_(self, first: Moment | None, second: Moment | None) -> None:
         if self.is_by_row and not self.has_row_values:
             self.is_finite()
+        for moment in (first, second):
+            _check_moment(moment, self.parameter, self.dim)
         step = self._step(_described(first, self.rule.first), _described(second, self.rule.second))
         self.library.sketchoptim_step(ctypes.byref(step))
         # Autograd sees writes by torch only, and must refuse graphs of the weights as they were.
@@ -132,6 +137,34 @@ def _is_by_row(storage: Storage | None) -> bool:
     return isinstance(storage, RowWise) or (
         isinstance(storage, Sketched) and storage.granularity == "row"
     )
+
+
+def _check_moment(moment: Moment | None, parameter: Tensor, dim: int) -> None:
+    """Raises, before anything has moved, where a moment's tensors are not what kernels read."""
+    if isinstance(moment, SketchedMoment):
+        sketch = moment.sketch
+        columns = 1 if moment.storage.granularity == "row" else dim
+        _check(sketch.table, moment.storage.dtype, sketch.depth * sketch.width * columns)
+        _check(sketch.words, torch.int64, 4 * sketch.depth)
+    elif isinstance(moment, RowWiseMoment):
+        _check(moment.tensors["rows"], torch.float32, parameter.shape[:1].numel())
+    elif isinstance(moment, ExactMoment):
+        _check(moment.tensors["values"], parameter.dtype, parameter.numel())
+
+
+def _check(tensor: Tensor, dtype: torch.dtype, count: int) -> None:
+    """Raises unless `count` numbers of a dtype lie in a row behind the tensor's pointer."""
+    if (
+        tensor.dtype != dtype
+        or tensor.numel() != count
+        or tensor.device.type != "cpu"
+        or not tensor.is_contiguous()
+    ):
+        raise ValueError(
+            f"the step needs {count} contiguous elements of {dtype} on the CPU, got a tensor of "
+            f"shape {list(tensor.shape)}, strides {list(tensor.stride())}, {tensor.dtype} on "
+            f"{tensor.device}; make moments with sketchoptim, or load them with load_state_dict()"
+        )
 
 
 def _described(moment: Moment | None, average: Average | None) -> native.Moment | None:

@@ -62,6 +62,11 @@ def check_state(
                     f"{name}_{part} of {where} has shape {list(tensor.shape)} in the checkpoint, "
                     f"but {list(expected.shape)} fits the parameter of shape {list(table.shape)}"
                 )
+            if part != "values" and tensor.dtype != expected.dtype:
+                raise ValueError(
+                    f"{name}_{part} of {where} is {tensor.dtype} in the checkpoint, "
+                    f"but must be {expected.dtype}; save the state_dict without casting it"
+                )
 
 
 def restored(parameter: Tensor, saved: dict[str, Any]) -> dict[str, Any]:
@@ -75,7 +80,10 @@ def restored(parameter: Tensor, saved: dict[str, Any]) -> dict[str, Any]:
         is_host = key in ("step", "shape") or part in moments.HOST_PARTS
         device = torch.device("cpu") if is_host else parameter.device
         dtype = parameter.dtype if part == "values" else value.dtype
-        state[key] = value.detach().to(device=device, dtype=dtype, copy=True)
+        # Laid out in order, whatever layout was saved: kernels read memory, not strides.
+        state[key] = value.detach().to(
+            device=device, dtype=dtype, copy=True, memory_format=torch.contiguous_format
+        )
     return state
 
 
