@@ -1,6 +1,5 @@
 """The ends of what the kernels take: sizes, ids, memory around them, torch's defaults."""
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -13,9 +12,6 @@ from step_cases import DTYPES, Case, run
 from torch import Tensor
 
 import sketchoptim as so
-from sketchoptim import moments
-from sketchoptim.moments import Average, Table
-from sketchoptim.ops import Rule, cpu, rule_to_tensor
 from sketchoptim.storage import PRESETS, Sketched
 
 pytestmark = needs_native

@@ -1,0 +1,191 @@
+"""What the kernels leave to the reference, and the memory that they refuse to touch."""
+
+import copy
+import json
+from collections.abc import Callable
+
+import pytest
+import torch
+from backends import LEVELS, needs_native, stepping_by
+from gradients import sparse
+from step_cases import Case, run
+from torch import Tensor
+
+import sketchoptim as so
+from sketchoptim import moments
+from sketchoptim.moments import Average, Table
+from sketchoptim.ops import Rule, cpu, rule_to_tensor
+from sketchoptim.storage import PRESETS, Memory, Sketched
+
+pytestmark = needs_native
+
+SHAPE = (60, 4)
+
+
+def contiguous() -> Tensor:
+    return torch.zeros(SHAPE)
+
+
+def one_row(values: Tensor) -> Tensor:
+    """A gradient of row 3 with these values, which it keeps as they are."""
+    return torch.sparse_coo_tensor(torch.tensor([[3]]), values, SHAPE, check_invariants=False)
+
+
+def rows_of(first: Tensor) -> Tensor:
+    return one_row(first[:1])
+
+
+# -- left to the reference -----------------------------------------------------------------------
+
+EXPANDED = torch.zeros(1, 1).expand(1, 4)
+# (parameter, gradient, storage of the second moment): everything that has no kernel.
+LEFT = {
+    "float64": (contiguous().double(), one_row(torch.zeros(1, 4).double()), so.RowWise()),
+    "a transposed parameter": (torch.zeros(4, 60).t(), rows_of(contiguous()), so.RowWise()),
+    "every other column": (torch.zeros(60, 8)[:, ::2], rows_of(contiguous()), so.RowWise()),
+    "a transposed gradient": (contiguous(), torch.zeros(4, 60).t(), so.RowWise()),
+    "expanded values": (contiguous(), one_row(EXPANDED), so.RowWise()),
+    "another device": (contiguous().to("meta"), contiguous().to("meta"), so.RowWise()),
+    "ids beyond 32 bits": (torch.zeros(2**32 + 1, 0), torch.zeros(2**32 + 1, 0), so.Exact()),
+    "rank one": (contiguous(), contiguous(), so.RankOne()),
+    "top singular": (contiguous(), contiguous(), so.TopSingular()),
+    "conservative by element": (
+        contiguous(),
+        contiguous(),
+        Sketched(granularity="element", conservative=True),
+    ),
+    "a depth of 33": (contiguous(), contiguous(), Sketched(depth=33)),
+}
+
+
+@pytest.mark.parametrize(("parameter", "gradient", "second"), LEFT.values(), ids=LEFT)
+def test_what_has_no_kernel_is_left_to_the_reference(parameter, gradient, second):
+    assert not cpu.supports(parameter, gradient, {"second": second})
+
+
+def test_the_same_has_a_kernel_otherwise():
+    for depth in (1, 32):
+        assert cpu.supports(contiguous(), contiguous(), {"second": Sketched(depth=depth)})
+    for gradient in (contiguous(), rows_of(contiguous())):
+        assert cpu.supports(contiguous(), gradient, {"second": so.RowWise()})
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("Adam", PRESETS["lean"], dtype=torch.float64),
+        Case("Adam", PRESETS["rank-one"]),
+        Case("Adam", Memory(None, so.TopSingular())),
+        Case("Adam", Memory(None, Sketched(granularity="element", conservative=True))),
+        Case("Adam", Memory(None, Sketched(depth=33, width=8))),
+    ],
+    ids=lambda case: f"{case.dtype} {case.memory.second}"[:60],
+)
+def test_the_reference_takes_the_steps_without_a_kernel(case):
+    with stepping_by(LEVELS[-1]) as taken:
+        run(case)
+    assert (taken.native, taken.reference) == (0, case.steps)
+
+
+# -- memory that is not what a kernel would take it for --------------------------------------------
+
+
+def stepped(preset: str) -> tuple[torch.nn.Parameter, so.Adam]:
+    parameter = torch.nn.Parameter(torch.ones(SHAPE))
+    optimizer = so.Adam([{"params": [parameter], "memory": preset}])
+    parameter.grad = sparse(torch.tensor([3, 0]), torch.ones(2, 4), SHAPE)
+    with stepping_by(LEVELS[-1]):
+        optimizer.step()
+    return parameter, optimizer
+
+
+def transposed(tensor: Tensor) -> Tensor:
+    return tensor.transpose(0, 1).contiguous().transpose(0, 1)
+
+
+CHANGES: dict[str, tuple[str, str, Callable[[Tensor], Tensor]]] = {
+    "a transposed moment": ("exact", "first_values", transposed),
+    "rows in half precision": ("row-wise", "second_rows", Tensor.bfloat16),
+    "too few rows": ("row-wise", "second_rows", lambda rows: rows[:4]),
+    "a wider table": ("lean", "second_table", Tensor.double),
+    "a transposed table": ("paper-v-only", "second_table", transposed),
+    "a table by row": ("paper-v-only", "second_table", lambda table: table[..., :1].clone()),
+    "narrower words": ("lean", "second_words", Tensor.int),
+    "too few words": ("lean", "second_words", lambda words: words[:2]),
+}
+
+
+@pytest.mark.parametrize(("preset", "part", "change"), CHANGES.values(), ids=CHANGES)
+def test_a_moment_of_another_layout_is_refused_before_anything_moves(preset, part, change):
+    parameter, optimizer = stepped(preset)
+    state, before = optimizer.state[parameter], parameter.detach().clone()
+    state[part] = change(state[part])
+    kept = {k: v.clone() for k, v in state.items() if isinstance(v, Tensor) and k != "step"}
+    with stepping_by(LEVELS[-1]), pytest.raises(ValueError, match="contiguous elements of torch"):
+        optimizer.step()
+    assert torch.equal(parameter.detach(), before)
+    for name, tensor in kept.items():
+        assert torch.equal(state[name], tensor), name
+
+
+@pytest.mark.parametrize("preset", ["exact", "paper-mv"])
+def test_a_checkpoint_of_another_layout_is_laid_out_again(preset):
+    parameter, optimizer = stepped(preset)
+    saved = copy.deepcopy(optimizer.state_dict())
+    for name, tensor in saved["state"][0].items():
+        if name.endswith(("_values", "_table")):
+            saved["state"][0][name] = transposed(tensor)
+    again = torch.nn.Parameter(parameter.detach().clone())
+    loaded = so.Adam([{"params": [again], "memory": preset}])
+    loaded.load_state_dict(saved)
+    again.grad = parameter.grad
+    with stepping_by(LEVELS[-1]) as taken:
+        loaded.step()
+        optimizer.step()
+    assert taken.native == 2
+    assert torch.equal(again, parameter)
+
+
+@pytest.mark.parametrize(
+    ("preset", "part", "dtype"),
+    [
+        ("row-wise", "second_rows", torch.bfloat16),
+        ("lean", "second_table", torch.bfloat16),
+        ("lean", "second_words", torch.int32),
+    ],
+)
+def test_a_checkpoint_that_was_cast_is_refused(preset, part, dtype):
+    _, optimizer = stepped(preset)
+    saved = copy.deepcopy(optimizer.state_dict())
+    saved["state"][0][part] = saved["state"][0][part].to(dtype)
+    with pytest.raises(ValueError, match=f"{part} of parameter 0 is {dtype} in the checkpoint"):
+        optimizer.load_state_dict(saved)
+
+
+OPERANDS = {
+    "values in half precision": {"values": torch.ones(2, 4, dtype=torch.bfloat16)},
+    "values in double precision": {"values": torch.ones(2, 4, dtype=torch.float64)},
+    "too few rows of state": {"second": [torch.zeros(3)]},
+    "state in half precision": {"second": [torch.zeros(60, dtype=torch.bfloat16)]},
+}
+
+
+@pytest.mark.parametrize("changed", OPERANDS.values(), ids=OPERANDS)
+def test_the_operator_refuses_tensors_that_do_not_fit(changed):
+    memory = PRESETS["row-wise"]
+    assert memory.second is not None
+    parameter = torch.zeros(SHAPE)
+    table = Table(parameter.shape, parameter.dtype, parameter.device, 0)
+    operands = {
+        "parameter": parameter,
+        "ids": torch.tensor([1, 2]),
+        "values": torch.ones(2, 4),
+        "first": [],
+        "second": list(moments.create(memory.second, table).values()),
+        "rule": rule_to_tensor(Rule(step_size=0.1, second=Average(0.9, 0.1), eps=1e-8)),
+        "memory": json.dumps(memory.to_dict()),
+        **changed,
+    }
+    with pytest.raises(ValueError, match="contiguous elements of torch"):
+        torch.ops.sketchoptim.step_(**operands)
+    assert not parameter.any()
