@@ -1,0 +1,73 @@
+"""Docstrings keep their word: examples give what they say, and the tests they name exist."""
+
+import doctest
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import sketchoptim
+
+ROOT = Path(sketchoptim.__file__).parent
+
+
+def modules_with_examples() -> list[str]:
+    """By their text, so that finding them imports nothing."""
+    paths = [path for path in ROOT.rglob("*.py") if ">>> " in path.read_text(encoding="utf-8")]
+    names = [path.relative_to(ROOT.parent).with_suffix("").as_posix() for path in sorted(paths)]
+    return [name.replace("/", ".").removesuffix(".__init__") for name in names]
+
+
+def imported(name: str):
+    """The module; where a package that only some modules need is absent, the test is skipped."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("sketchoptim"):
+            raise
+        pytest.skip(f"{name} needs {error.name}")
+
+
+def failures(docstring: doctest.DocTest) -> str:
+    """What the examples gave that they should not; nothing if all is well."""
+    report: list[str] = []
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        doctest.DocTestRunner().run(docstring, out=report.append)
+    return "".join(report)
+
+
+@pytest.mark.parametrize("name", modules_with_examples())
+def test_the_examples_of_a_module_give_what_they_say(name):
+    module = imported(name)
+    names = vars(module) | {"torch": torch, "so": sketchoptim}
+    found = [d for d in doctest.DocTestFinder().find(module, globs=names) if d.examples]
+    assert found
+    assert "".join(failures(docstring) for docstring in found) == ""
+
+
+def test_the_examples_are_found():
+    assert {"sketchoptim", "sketchoptim.sketch", "sketchoptim.optim.adam"} <= {
+        *modules_with_examples()
+    }
+
+
+def test_an_example_that_is_wrong_fails():
+    wrong = doctest.DocTestParser().get_doctest(">>> 1 + 1\n3\n", {}, "wrong", None, 0)
+    assert "Expected:\n    3\nGot:\n    2\n" in failures(wrong)
+
+
+def test_every_test_that_the_source_names_exists():
+    named = {
+        match.groups()
+        for path in ROOT.rglob("*.py")
+        for match in re.finditer(
+            r"tests/([\w/]+\.py)::(test_\w+)", path.read_text(encoding="utf-8")
+        )
+    }
+    assert named
+    tests = Path(__file__).parent
+    for file, test in sorted(named):
+        assert f"def {test}(" in (tests / file).read_text(encoding="utf-8"), f"{file}::{test}"
