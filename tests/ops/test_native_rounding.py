@@ -1,0 +1,165 @@
+"""bfloat16 tables in the kernels: right in the mean, the same on every run, and never frozen."""
+
+import copy
+import math
+
+import pytest
+import torch
+from backends import LEVELS, needs_native, stepping_by
+from step_cases import Case, gradient
+from torch import Tensor
+
+import sketchoptim as so
+from sketchoptim import hashing
+from sketchoptim.storage import Memory, Sketched
+
+pytestmark = needs_native
+
+LAST_BIT = 2.0**-7  # of a bfloat16 between 1 and 2
+DEPTH = 3
+
+FORMS = {
+    "lean": {"conservative": True},
+    "linear by row": {},
+    "paper by row": {"decay": "paper"},
+    "bucket by row": {"decay": "bucket"},
+    "linear by element": {"granularity": "element"},
+    "paper by element": {"granularity": "element", "decay": "paper"},
+    "bucket by element": {"granularity": "element", "decay": "bucket"},
+}
+every_form = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+
+
+def in_bfloat16(form: dict, rows: int) -> Sketched:
+    return Sketched(width=rows, depth=DEPTH, dtype=torch.bfloat16, **form)
+
+
+class Run:
+    """A sketched optimizer in which every row has buckets of its own, stepped by the kernels."""
+
+    def __init__(self, optimizer: str, memory: Memory, rows: int, dim: int, **options) -> None:
+        self.parameter = torch.nn.Parameter(torch.zeros(rows, dim))
+        group = {"params": [self.parameter], "memory": memory}
+        self.optimizer = getattr(so, optimizer)([group], **options)
+        self.step(torch.zeros(rows, dim))
+        for name, tensor in self.state.items():
+            if name.endswith("_words"):
+                tensor.copy_(hashing.injective(rows, DEPTH))
+
+    def step(self, *gradients: Tensor) -> None:
+        with stepping_by(LEVELS[-1]) as taken:
+            for values in gradients:
+                self.parameter.grad = values
+                self.optimizer.step()
+        assert taken.native == len(gradients)
+
+    @property
+    def state(self) -> dict:
+        return self.optimizer.state[self.parameter]
+
+    def readings(self, name: str) -> Tensor:
+        """What each hash row says, ``[depth, width, dim]``."""
+        return self.state[f"{name}_table"].float() * self.state[f"{name}_scale"].item()
+
+
+def size_of(form: dict) -> tuple[int, int]:
+    """Rows and columns with 20,000 roundings in all."""
+    return (10, 2000) if form.get("granularity") == "element" else (20_000, 1)
+
+
+@every_form
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_a_second_moment_is_rounded_up_as_often_as_its_mean_needs(form, share):
+    rows, dim = size_of(form)
+    memory = Memory(None, in_bfloat16(form, rows))
+    run = Run("Adagrad", memory, rows, dim, initial_accumulator_value=1.0)
+    run.step(torch.full((rows, dim), math.sqrt(share * LAST_BIT)))
+    readings = run.readings("second")
+    assert set(readings.unique().tolist()) == {1.0, 1.0 + LAST_BIT}
+    ups = (readings.amin(0) > 1).double().mean().item()
+    assert abs(ups - share) < 4 * math.sqrt(share * (1 - share) / (rows * dim))
+
+
+@pytest.mark.parametrize("decay", ["linear", "paper", "bucket"])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_a_first_moment_is_rounded_away_from_zero_as_often_as_its_mean_needs(decay, sign):
+    rows, dim, share = 10, 2000, 0.3
+    sketch = in_bfloat16({"granularity": "element", "decay": decay}, rows)
+    run = Run("SGD", Memory(sketch), rows, dim, momentum=0.5)
+    run.step(torch.full((rows, dim), sign * (1 + share * LAST_BIT)))
+    readings = run.readings("first") * sign
+    assert set(readings.unique().tolist()) == {1.0, 1.0 + LAST_BIT}
+    ups = (readings.median(0).values > 1).double().mean().item()
+    assert abs(ups - share) < 4 * math.sqrt(share * (1 - share) / (rows * dim))
+
+
+@every_form
+def test_every_hash_row_rounds_a_row_alike(form):
+    # Each for itself they would drift apart, and the least of them would sink below the mean.
+    rows, dim = (4, 40) if form.get("granularity") == "element" else (160, 1)
+    run = Run("RMSprop", Memory(None, in_bfloat16(form, rows)), rows, dim, alpha=0.99)
+    generator = torch.Generator().manual_seed(0)
+    run.step(*(torch.randn(rows, dim, generator=generator) for _ in range(600)))
+    readings = run.readings("second")
+    spread = (readings.amax(0) - readings.amin(0)).mean() / readings.mean()
+    assert spread < 0.01
+
+
+@every_form
+def test_rounding_bits_differ_between_steps_and_between_numbers(form):
+    rows, dim = size_of(form)
+    run = Run("RMSprop", Memory(None, in_bfloat16(form, rows)), rows, dim, alpha=0.0)
+    patterns = []
+    for _ in range(2):
+        run.step(torch.full((rows, dim), math.sqrt(1 + LAST_BIT / 2)))
+        patterns.append(run.readings("second").amin(0).flatten() > 1)
+        assert not torch.equal(patterns[-1][:-1], patterns[-1][1:])
+    agreeing = (patterns[0] == patterns[1]).double().mean().item()
+    assert abs(agreeing - 0.5) < 4 * 0.5 / math.sqrt(rows * dim)
+    neighbours = (patterns[0][1:] == patterns[0][:-1]).double().mean().item()
+    assert abs(neighbours - 0.5) < 4 * 0.5 / math.sqrt(rows * dim)
+
+
+# From 1.24 down to .057: where a second moment rounded to nearest was once seen to freeze.
+SQUARES = [1.24] * 100 + [0.057] * 1000
+
+
+@every_form
+def test_a_second_moment_follows_the_gradients_down(form):
+    rows, dim = (4, 64) if form.get("granularity") == "element" else (256, 1)
+    run = Run("RMSprop", Memory(None, in_bfloat16(form, rows)), rows, dim, alpha=0.998)
+    run.step(*(torch.full((rows, dim), math.sqrt(square)) for square in SQUARES))
+    true = 0.0
+    for square in SQUARES:
+        true = 0.998 * true + 0.002 * square
+    assert run.readings("second").amin(0).mean().item() == pytest.approx(true, rel=0.03)
+
+
+@every_form
+def test_a_run_resumed_from_a_checkpoint_continues_with_the_same_bits(form):
+    case = Case("Adam", Memory(None, in_bfloat16(form, 8)), shape=(30, 20), entries=50)
+    generator = torch.Generator().manual_seed(0)
+    gradients = [gradient(case, generator) for _ in range(6)]
+
+    def start(values: Tensor) -> tuple[torch.nn.Parameter, so.Adam]:
+        parameter = torch.nn.Parameter(values.clone())
+        return parameter, so.Adam([{"params": [parameter], "memory": case.memory}])
+
+    def train(parameter: torch.nn.Parameter, optimizer: so.Adam, batches: list[Tensor]) -> None:
+        for batch in batches:
+            parameter.grad = batch
+            optimizer.step()
+
+    with stepping_by(LEVELS[-1]) as taken:
+        through, optimizer = start(torch.zeros(case.shape))
+        train(through, optimizer, gradients[:3])
+        saved = copy.deepcopy(optimizer.state_dict())
+        resumed, loaded = start(through.detach())
+        loaded.load_state_dict(saved)
+        train(through, optimizer, gradients[3:])
+        train(resumed, loaded, gradients[3:])
+    assert taken.native == 9
+    assert torch.equal(resumed, through)
+    for name, expected in optimizer.state[through].items():
+        if isinstance(expected, Tensor):
+            assert torch.equal(loaded.state[resumed][name], expected), name
