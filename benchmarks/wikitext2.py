@@ -63,7 +63,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--data", type=Path, default=Path(data) / "wikitext-2", help="folder")
     parser.add_argument("--methods", nargs="+", choices=get_args(Method), default=["exact", "lean"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=1866, help="1866 is one pass")
+    parser.add_argument("--steps", type=int, default=1866, help="1866 is about one pass")
     parser.add_argument("--words", type=int, help="measure on the first so many; default: all")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--json", type=Path, help="file for all numbers")

@@ -58,6 +58,12 @@ def test_the_same_seed_gives_the_same_run_bit_for_bit(corpus):
         assert torch.equal(one, other)
 
 
+def test_training_leaves_the_global_random_numbers_alone(corpus):
+    before = torch.get_rng_state()
+    train(corpus, MODEL, settings(steps=2))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_another_seed_gives_another_run(corpus):
     first, second = (train(corpus, MODEL, settings(steps=2, seed=seed)).losses for seed in (0, 1))
     assert first != second

@@ -91,8 +91,9 @@ def train(
     on_step: Callable[[int, float], None] | None = None,
 ) -> Run:
     """A model trained on `corpus.train`; `on_step(step, loss)` is called after every update."""
-    torch.manual_seed(settings.seed)
-    model = LanguageModel(len(corpus.vocabulary), model_settings)
+    with torch.random.fork_rng(devices=[]):  # leaves the caller's random numbers alone
+        torch.manual_seed(settings.seed)
+        model = LanguageModel(len(corpus.vocabulary), model_settings)
     negatives = torch.Generator().manual_seed(settings.seed)
     optimizers = build_optimizers(model, settings)
     schedulers = [
