@@ -9,6 +9,9 @@ from torch import Tensor
 Name = Literal["first", "second"]
 State = dict[str, Tensor]
 
+# torch shares a sum to a single number out between threads from 2^15 elements on.
+_SUMMED_AT_ONCE = 1 << 14
+
 
 class Average(NamedTuple):
     """How a moment moves: ``moment <- decay * moment + weight * value``."""
@@ -79,3 +82,9 @@ class Moment:
 
     def maintain_(self, step: int) -> None:
         """Does what is due after step number `step`, whoever did the step."""
+
+
+def row_sums(values: Tensor) -> Tensor:
+    """The sums ``[k, 1]`` over ``values[k, dim]``, the same bits for any number of threads."""
+    parts = [part.sum(1, keepdim=True) for part in values.split(_SUMMED_AT_ONCE, 1)]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 1).sum(1, keepdim=True)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .. import hashing
 from ..sketch import CountMinSketch
-from .moment import Average, Moment, State, Table
+from .moment import Average, Moment, State, Table, row_sums
 
 
 class RankOneMoment(Moment):
@@ -42,10 +42,10 @@ class RankOneMoment(Moment):
         self.columns.mul_(average.decay)
 
     def gather_(self, ids: Tensor, values: Tensor) -> None:
-        self.rows.accumulate_(ids, values.sum(1, keepdim=True) * self.average.weight)
+        self.rows.accumulate_(ids, row_sums(values) * self.average.weight)
         self.columns.add_(values.sum(0), alpha=self.average.weight)
 
     def update_(self, ids: Tensor, values: Tensor) -> Tensor:
         # A table without any mass has estimates of zero, not of 0 / 0.
-        total = self.columns.sum().clamp_min(torch.finfo(self.columns.dtype).tiny)
+        total = row_sums(self.columns.unsqueeze(0)).clamp_min(torch.finfo(self.columns.dtype).tiny)
         return (self.rows.estimate(ids) * (self.columns / total)).to(values.dtype)

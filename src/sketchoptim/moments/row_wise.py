@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from .moment import Moment, State, Table
+from .moment import Moment, State, Table, row_sums
 
 
 class RowWiseMoment(Moment):
@@ -16,7 +16,7 @@ class RowWiseMoment(Moment):
 
     def update_(self, ids: Tensor, values: Tensor) -> Tensor:
         stored = self.tensors["rows"]
-        mean = values.mean(1)
+        mean = row_sums(values).squeeze(1) / values.shape[1]
         new = self.average.moved(stored.index_select(0, ids).to(mean.dtype), mean)
         stored.index_copy_(0, ids, new.to(stored.dtype))
         return new.unsqueeze(1)

@@ -8,7 +8,7 @@ from torch import Tensor
 from .. import hashing
 from ..sketch import CountMinSketch, CountSketch, Location, Sketch
 from ..storage import Sketched
-from .moment import Average, Moment, Name, State, Table
+from .moment import Average, Moment, Name, State, Table, row_sums
 
 
 class SketchedMoment(Moment):
@@ -47,7 +47,9 @@ class SketchedMoment(Moment):
 
     def reduced(self, values: Tensor) -> Tensor:
         """The values in the sketch's granularity."""
-        return values.mean(1, keepdim=True) if self.storage.granularity == "row" else values
+        if self.storage.granularity == "element":
+            return values
+        return row_sums(values) / values.shape[1]
 
 
 class LinearMoment(SketchedMoment):
