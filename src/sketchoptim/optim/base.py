@@ -229,7 +229,7 @@ class Optimizer(torch.optim.Optimizer):
                 f"shape {list(work.parameter.shape)}: above {limit:.0f} a sketched first moment "
                 "drowns in collisions, and the forms of the paper diverge. Use a larger ratio, "
                 "or Memory(first=None)",
-                stacklevel=5,
+                stacklevel=8,  # the caller of step(), behind the four wrappers that torch puts there
             )
 
     # -- checkpoints -------------------------------------------------------------------------
