@@ -123,8 +123,8 @@ def test_adam_without_a_first_moment_is_the_naive_one(second, kind):
 
 
 @pytest.mark.parametrize("kind", STREAMS)
-@pytest.mark.parametrize("second", ["exact", "linear-element", "paper-element", "conservative-row"])
-@pytest.mark.parametrize("first", FIRSTS)
+@pytest.mark.parametrize("second", ["exact", "paper-element", "conservative-row"])
+@pytest.mark.parametrize("first", [name for name in FIRSTS if name != "dropped"])
 def test_adam_with_every_first_moment_is_the_naive_one(first, second, kind):
     memory = so.Memory(FIRSTS[first], SECONDS[second])
     shift = shift_for(memory.first, memory.second)
@@ -155,13 +155,16 @@ def test_rmsprop_is_the_naive_one(second, kind):
 
 
 @pytest.mark.parametrize("kind", STREAMS)
-@pytest.mark.parametrize(
-    "options", [{}, {"dampening": 0.4}, {"nesterov": True}, {"momentum": 0.0}], ids=str
-)
+@pytest.mark.parametrize("options", [{}, {"dampening": 0.4}, {"nesterov": True}], ids=str)
 @pytest.mark.parametrize("first", FIRSTS)
 def test_sgd_is_the_naive_one(first, options, kind):
     memory = so.Memory(FIRSTS[first])
     check_against_naive("SGD", memory, kind, shift=shift_for(memory.first), **options)
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+def test_sgd_without_momentum_is_the_naive_one(kind):
+    check_against_naive("SGD", so.Memory(FIRSTS["paper"]), kind, momentum=0.0)
 
 
 @pytest.mark.parametrize("kind", STREAMS)

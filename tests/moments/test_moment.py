@@ -1,0 +1,123 @@
+"""What all moments have in common."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from moment_runs import by_element, by_row, estimated, moved, opened, random_rows
+
+import sketchoptim as so
+from sketchoptim.moments import Average
+from sketchoptim.moments.moment import row_sums
+
+ADAM = Average(0.9, 1 - 0.9)
+STORAGES = {
+    "exact": so.Exact(),
+    "row-wise": so.RowWise(),
+    "rank-one": so.RankOne(),
+    "top-singular": so.TopSingular(),
+    "linear": by_element(),
+    "paper": by_element(decay="paper"),
+    "bucket": by_element(decay="bucket"),
+    "conservative": by_element(conservative=True),
+    "linear-row": by_row(),
+    "paper-row": by_row(decay="paper"),
+    "bucket-row": by_row(decay="bucket"),
+    "conservative-row": by_row(conservative=True),
+}
+# Which of them sum over rows, so that chunks and order change the last bits.
+SUMS_OVER_ROWS = {"rank-one", "top-singular", "linear", "linear-row"}
+
+
+@pytest.mark.parametrize("fill", [0.0, 0.25])
+@pytest.mark.parametrize("name", STORAGES)
+def test_a_fresh_moment_estimates_its_fill_for_every_row(name, fill):
+    estimates = estimated(opened(STORAGES[name], fill=fill), torch.arange(40))
+    torch.testing.assert_close(estimates, torch.full_like(estimates, fill))
+
+
+@pytest.mark.parametrize("name", STORAGES)
+def test_an_estimate_is_a_number_an_element_or_a_number_a_row(name):
+    generator = torch.Generator().manual_seed(0)
+    ids, values = random_rows(generator)
+    estimates = moved(opened(STORAGES[name]), ids, values, ADAM)
+    is_by_row = name.endswith("-row") or name == "row-wise"
+    assert estimates.shape == (len(ids), 1 if is_by_row else 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", STORAGES)
+def test_estimates_come_in_the_dtype_of_the_values(name, dtype):
+    ids, values = random_rows(torch.Generator().manual_seed(0))
+    estimates = moved(opened(STORAGES[name], dtype=dtype), ids, values.to(dtype), ADAM)
+    assert estimates.dtype == dtype
+
+
+@pytest.mark.parametrize("name", STORAGES)
+def test_a_step_without_rows_leaves_a_usable_moment(name):
+    moment = opened(STORAGES[name])
+    ids, values = random_rows(torch.Generator().manual_seed(0))
+    moved(moment, ids, values, ADAM)
+    nothing = torch.empty(0, dtype=torch.int64), torch.empty(0, 3)
+    moment.begin_(ADAM, touched=0)
+    moment.end_()
+    moment.maintain_(2)
+    assert moved(moment, *nothing, ADAM, step=3).shape[0] == 0
+    assert moved(moment, ids, values, ADAM, step=4).isfinite().all()
+
+
+@pytest.mark.parametrize("average", [ADAM, Average(1.0, 1.0), Average(0.9, 0.7)], ids=str)
+@pytest.mark.parametrize("name", STORAGES)
+def test_second_moments_stay_finite_and_non_negative(name, average):
+    moment, generator = opened(STORAGES[name]), torch.Generator().manual_seed(1)
+    for step in range(1, 40):
+        ids, values = random_rows(generator)
+        estimates = moved(moment, ids, values * 10.0 ** (step % 9 - 4), average, step=step)
+        assert estimates.isfinite().all()
+        assert (estimates >= 0).all()
+
+
+@pytest.mark.parametrize("name", STORAGES)
+def test_chunks_do_not_change_a_step(name):
+    whole, cut = (opened(STORAGES[name]) for _ in range(2))
+    generator = torch.Generator().manual_seed(2)
+    for step in range(1, 20):
+        ids, values = random_rows(generator)
+        first = int(torch.randint(0, len(ids) + 1, (), generator=generator))
+        expected = moved(whole, ids, values, ADAM, step=step)
+        found = moved(cut, ids, values, ADAM, step=step, sizes=[first, len(ids) - first])
+        if name in SUMS_OVER_ROWS:
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+        else:
+            assert torch.equal(found, expected)
+
+
+@given(st.integers(1, 4), st.sampled_from([1, 7, 2**14, 2**14 + 1, 40_000]), st.integers(0, 9))
+def test_row_sums_are_sums_over_rows(count, dim, seed):
+    values = torch.rand(count, dim, generator=torch.Generator().manual_seed(seed))
+    expected = values.double().sum(1, keepdim=True)
+    torch.testing.assert_close(row_sums(values).double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dim", [3, 70_000])
+def test_a_row_has_the_same_sum_alone_as_among_others(dim):
+    values = torch.rand(3, dim, generator=torch.Generator().manual_seed(0))
+    together = row_sums(values)
+    for row in range(3):
+        assert torch.equal(row_sums(values[row : row + 1]), together[row : row + 1])
+
+
+@given(
+    st.sampled_from([0.0, 0.1, 0.5, 0.9, 0.999]),
+    st.lists(st.floats(0.0, 100.0, width=32), min_size=2, max_size=2),
+)
+def test_an_average_moves_towards_the_value_and_not_beyond(decay, numbers):
+    old, value = (torch.tensor(number) for number in numbers)
+    new = Average(decay, 1 - decay).moved(old, value)
+    low, high = min(old, value), max(old, value)
+    assert low - 1e-5 * high <= new <= high * (1 + 1e-5)
+
+
+def test_a_sum_that_has_overflowed_stays_so():
+    infinite = torch.tensor(float("inf"))
+    assert Average(1.0, 1.0).moved(infinite, torch.tensor(2.0)) == infinite
