@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
@@ -19,6 +20,8 @@ _AXES = {
     "depth": "hash rows of the sketch",
     "threads": "threads",
 }
+# A method has one color in all panels, whoever else is there.
+_COLORS = {name: colormaps["tab20"](number) for number, name in enumerate(BY_NAME)}
 _PARTS = (("forward", "tab:gray"), ("backward", "tab:olive"), ("optimizer", "tab:red"))
 
 
@@ -78,7 +81,10 @@ def _scaling(report: Report) -> Figure:
         _draw_sweep(panel, sweep)
     for panel in panels[count:]:
         panel.set_visible(False)
-    figure.suptitle(f"How a step grows: coalesced gradients, cold caches, {report.conditions}")
+    figure.suptitle(
+        "How a step grows: coalesced gradients, cold caches, "
+        f"{report.conditions}, medians and quartiles"
+    )
     return figure
 
 
@@ -90,13 +96,20 @@ def _draw_sweep(panel: Axes, sweep: SweepResult) -> None:
             [1e3 * (timing.median - timing.lower_quartile) for timing in timings],
             [1e3 * (timing.upper_quartile - timing.median) for timing in timings],
         ]
-        title = BY_NAME[name].title
-        panel.errorbar(positions, medians, spread, marker=marker, label=title, capsize=2)
+        panel.errorbar(
+            positions,
+            medians,
+            spread,
+            color=_COLORS[name],
+            marker=marker,
+            label=BY_NAME[name].title,
+            capsize=2,
+        )
     panel.set_xticks(positions, [f"{value:,}" for value in sweep.values])
     panel.set_yscale("log")
     _plain_numbers(panel.yaxis)
     panel.set_xlabel(_AXES[sweep.axis])
-    panel.set_ylabel("ms a step, median and quartiles (log scale)")
+    panel.set_ylabel("ms a step (log scale)")
     panel.set_title(sweep.fixed, fontsize="medium")
     panel.grid(alpha=0.3, which="both")
     panel.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=2)
