@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from ..storage import Exact, RankOne, RowWise, Sketched, Storage
+from ..storage import Exact, RankOne, RowWise, Sketched, Storage, TopSingular
 from .exact import ExactMoment
 from .moment import Average, Moment, Name, State, Table
 from .rank_one import RankOneMoment
@@ -22,11 +22,19 @@ __all__ = [
     "State",
     "Table",
     "create",
+    "fits",
     "open_moment",
 ]
 
 # Tensors that are read as Python numbers stay on the CPU whatever the parameter's device.
 HOST_PARTS = frozenset({"scale", "rounds"})
+
+_PARTS = {
+    Exact: {"values"},
+    RowWise: {"rows"},
+    RankOne: {"table", "scale", "words", "columns"},
+    TopSingular: {"rows", "columns"},
+}
 
 
 def create(storage: Storage, table: Table, *, fill: float = 0.0) -> dict[str, Tensor]:
@@ -42,6 +50,19 @@ def create(storage: Storage, table: Table, *, fill: float = 0.0) -> dict[str, Te
             return RankOneMoment.create(table, fill)
         case _:
             return TopSingularMoment.create(table, fill)
+
+
+def fits(storage: Storage, dim: int, tensors: State) -> bool:
+    """Whether the storage can work on these tensors: they are of its kind, depth, dim and dtype."""
+    if isinstance(storage, Sketched):
+        table = tensors.get("table")
+        expected = storage.depth, dim if storage.granularity == "element" else 1, storage.dtype
+        return (
+            table is not None
+            and "columns" not in tensors
+            and (table.shape[0], table.shape[2], table.dtype) == expected
+        )
+    return tensors.keys() == _PARTS[type(storage)]
 
 
 def open_moment(storage: Storage, name: Name, tensors: State) -> Moment:

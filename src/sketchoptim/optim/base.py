@@ -57,6 +57,8 @@ class Optimizer(torch.optim.Optimizer):
         check_number("lr", group["lr"])
         check_number("weight_decay", group["weight_decay"])
         check_flag("maximize", group["maximize"])
+        if not isinstance(group["memory"], Memory):
+            raise TypeError(f"memory of a group must be a Memory, got {group['memory']!r}")
         if group["nonfinite"] not in ("raise", "skip"):
             raise ValueError(f'nonfinite must be "raise" or "skip", got {group["nonfinite"]!r}')
 
@@ -112,18 +114,19 @@ class Optimizer(torch.optim.Optimizer):
     def _state_of(self, parameter: Tensor, group: Group) -> State:
         """The parameter's state, made when it is first needed."""
         state: State = self.state[parameter]
+        memory = self._memory(parameter, group)
+        fresh: State = {}
         if not state:
-            memory = self._memory(parameter, group)
-            table = self._table(parameter)
-            fresh: State = {
+            fresh |= {
                 "step": torch.zeros((), dtype=torch.float32, device="cpu"),
                 "is_compressed": memory != _EXACT,
                 "shape": torch.tensor(parameter.shape, dtype=torch.int64, device="cpu"),
             }
-            for name, storage in self.storages(group, memory).items():
-                tensors = moments.create(storage, table, fill=self._fill(group))
+        for name, storage in self.storages(group, memory).items():
+            if not _parts(state, name):  # SGD's momentum may be switched on later
+                tensors = moments.create(storage, self._table(parameter), fill=self._fill(group))
                 fresh |= {f"{name}_{part}": tensor for part, tensor in tensors.items()}
-            state |= fresh
+        state |= fresh
         return state
 
     def _table(self, parameter: Tensor) -> Table:
@@ -170,9 +173,9 @@ class Optimizer(torch.optim.Optimizer):
             if parameter.grad is None:
                 continue
             _check_gradient(parameter, parameter.grad)
-            _check_state(parameter, self.state.get(parameter))
             memory = self._memory(parameter, group)
             storages = self.storages(group, memory)
+            _check_state(parameter, self.state.get(parameter), storages)
             is_like_torch = storages == self.storages(group, _EXACT) and memory.clip is None
             if is_like_torch and not parameter.grad.is_sparse:
                 exact.append(parameter)
@@ -207,9 +210,7 @@ class Optimizer(torch.optim.Optimizer):
         state["step"] += 1
         opened: dict[Name, Moment] = {}
         for name, storage in work.storages.items():
-            prefix = f"{name}_"
-            parts = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
-            opened[name] = moments.open_moment(storage, name, parts)
+            opened[name] = moments.open_moment(storage, name, _parts(state, name))
         self._warn_of_load(work, opened.get("first"))
         work.step.run_(opened.get("first"), opened.get("second"))
         for name, moment in opened.items():
@@ -284,7 +285,7 @@ class Optimizer(torch.optim.Optimizer):
             checkpoint.check_options(f"group {number}", expected, set(saved))
             checkpoint.check_plan(f"group {number}", group, saved)
             try:
-                self._check_options({**self.defaults, **saved})
+                self._check_options({**self.defaults, **saved, "memory": group["memory"]})
             except (TypeError, ValueError) as error:
                 raise type(error)(f"group {number} of the checkpoint: {error}") from None
             for parameter, key in zip(group["params"], saved["params"], strict=False):
@@ -321,7 +322,13 @@ def check_flag(name: str, value: Any) -> None:
         raise TypeError(f"{name} must be True or False, got {value!r}")
 
 
-def _check_state(parameter: Tensor, state: State | None) -> None:
+def _parts(state: State, name: Name) -> dict[str, Tensor]:
+    """The tensors of one moment, by the name of their part."""
+    prefix = f"{name}_"
+    return {key.removeprefix(prefix): it for key, it in state.items() if key.startswith(prefix)}
+
+
+def _check_state(parameter: Tensor, state: State | None, storages: dict[Name, Storage]) -> None:
     if not state:
         return
     name = f"the parameter of shape {list(parameter.shape)}"
@@ -333,6 +340,13 @@ def _check_state(parameter: Tensor, state: State | None) -> None:
         if kept != parameter.dtype:
             raise TypeError(
                 f"{name} is {parameter.dtype} but was {kept} in earlier steps; {remedy}"
+            )
+    for moment, storage in storages.items():
+        parts = _parts(state, moment)
+        if parts and not moments.fits(storage, parameter.shape[1:].numel(), parts):
+            raise ValueError(
+                f"the {moment} moment of {name} must be kept as in earlier steps, got {storage}; "
+                "build a new optimizer to change the memory of a group"
             )
 
 
