@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -263,6 +264,54 @@ def test_a_step_refuses_a_learning_rate_that_a_scheduler_made_nan():
     schedule.step()
     run.backward(batches(1)[0])
     refuse_step(run, ValueError, "lr must be >= 0 and finite, got nan")
+
+
+OTHER_MEMORIES = {
+    "row-wise": so.Memory(second=so.RowWise()),
+    "rank one": so.Memory(second=so.RankOne()),
+    "top singular": so.Memory(second=so.TopSingular()),
+    "exact": so.Memory(second=so.Exact()),
+    "by element": MEMORIES["linear by element, float32"],
+    "of another depth": so.Memory(second=so.Sketched(depth=2)),
+    "of another dtype": so.Memory(second=so.Sketched(dtype=torch.bfloat16)),
+}
+
+
+@pytest.mark.parametrize("memory", OTHER_MEMORIES.values(), ids=OTHER_MEMORIES.keys())
+def test_a_step_refuses_a_memory_that_the_state_was_not_made_for(runs, memory):
+    run = runs["Adam"]
+    run.backward(batches(1)[0])
+    group = run.optimizer.param_groups[1]
+    kept = group["memory"]
+    group["memory"] = memory
+    try:
+        refuse_step(run, ValueError, "second moment .* must be kept as in earlier steps, got")
+    finally:
+        group["memory"] = kept
+
+
+@pytest.mark.parametrize(
+    "pair", [*itertools.permutations(OTHER_MEMORIES, 2)], ids=lambda pair: " then ".join(pair)
+)
+def test_no_memory_takes_over_the_state_of_another(pair):
+    before, after = (OTHER_MEMORIES[name] for name in pair)
+    run = Run.start(Plan(so.Adam, before)).train(batches(1))
+    run.backward(batches(1)[0])
+    for group in run.optimizer.param_groups:
+        group["memory"] = after
+    refuse_step(run, ValueError, "must be kept as in earlier steps")
+
+
+def test_a_step_refuses_the_name_of_a_preset_put_into_a_group(runs):
+    run = runs["Adam"]
+    run.backward(batches(1)[0])
+    group = run.optimizer.param_groups[2]
+    kept = group["memory"]
+    group["memory"] = "exact"
+    try:
+        refuse_step(run, TypeError, "memory of a group must be a Memory, got 'exact'")
+    finally:
+        group["memory"] = kept
 
 
 def sparse(ids: list[int], like: Tensor, *, values: Tensor | None = None) -> Tensor:

@@ -498,6 +498,24 @@ def test_maximize_climbs_what_minimizing_the_negative_descends(kind, memory):
     assert sorted(found) == [f"group {i}: maximize" for i in range(3)]
 
 
+@pytest.mark.parametrize("is_sparse", [True, False], ids=["sparse", "dense"])
+@pytest.mark.parametrize("memory", ["exact", "paper-mv"])
+def test_momentum_may_be_switched_on_and_off(memory, is_sparse):
+    late, never = nn.Parameter(torch.ones(40, 4)), nn.Parameter(torch.ones(40, 4))
+    ours = so.SGD([late], lr=0.1, momentum=0.0, memory=memory)
+    theirs = torch.optim.SGD([never], lr=0.1, momentum=0.0)
+    for momentum in (0.0, 0.9, 0.9, 0.0, 0.9):
+        for parameter, optimizer in ((late, ours), (never, theirs)):
+            optimizer.param_groups[0]["momentum"] = momentum
+            gradient = torch.zeros(40, 4)
+            gradient[3] = 1.0
+            parameter.grad = gradient
+            if is_sparse and optimizer is ours:
+                parameter.grad = gradient.to_sparse(1)
+            optimizer.step()
+    torch.testing.assert_close(late, never)
+
+
 # -- copies --------------------------------------------------------------------------------------
 
 
