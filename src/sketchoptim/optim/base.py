@@ -230,7 +230,7 @@ class Optimizer(torch.optim.Optimizer):
                 f"shape {list(work.parameter.shape)}: above {limit:.0f} a sketched first moment "
                 "drowns in collisions, and the forms of the paper diverge. Use a larger ratio, "
                 "or Memory(first=None)",
-                stacklevel=8,  # the caller of step(), behind the four wrappers that torch puts there
+                stacklevel=8,  # the caller of step(), behind the wrappers that torch puts around
             )
 
     # -- checkpoints -------------------------------------------------------------------------
