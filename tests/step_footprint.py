@@ -32,6 +32,7 @@ SPARSE_PRESETS = {
 }
 DENSE_PRESETS = ("lean", "row-wise", "rank-one")
 KNOWN, KNOWN_BYTES = "a known size", 3_000_000
+PR_SET_THP_DISABLE = 41
 CLEAR_REFS = Path("/proc/self/clear_refs")
 CAN_RESET_MARK = os.access(CLEAR_REFS, os.W_OK) and platform.libc_ver()[0] == "glibc"
 
@@ -172,4 +173,6 @@ def in_a_process_of_its_own() -> dict[str, Footprint]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    if CAN_RESET_MARK:
+        ctypes.CDLL(None).prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0)  # a huge page would hide small ones
     print(json.dumps({name: asdict(case) for name, case in all_cases().items()}))
