@@ -13,11 +13,8 @@
 
 namespace {
 
-constexpr int64_t kRowsAhead = 2;  // how far prefetching runs before the work
-
-struct Span {
-  int64_t begin, end;
-};
+constexpr int64_t kRowsAhead = 4;        // how far prefetching runs before the work
+constexpr int64_t kPrefetchBytes = 256;  // the hardware goes on from there by itself
 
 Span share(int64_t total, int64_t part, int64_t parts) {
   return {total * part / parts, total * (part + 1) / parts};
@@ -45,185 +42,212 @@ INLINE int64_t first_entry(const Gradient& g, int64_t r) {
   return g.starts ? g.order[g.starts[r]] : r;
 }
 
-template <int32_t P>
-void prefetch(const void* data, int64_t at, Span columns) {
-  const char* begin = static_cast<const char*>(data) + (at + columns.begin) * bytes_of(P);
-  const char* end = static_cast<const char*>(data) + (at + columns.end) * bytes_of(P);
-  for (const char* line = begin; line < end; line += 64) __builtin_prefetch(line);
+INLINE void prefetch(const void* data, int32_t dtype, int64_t at, Span columns) {
+  const char* begin = static_cast<const char*>(data) + (at + columns.begin) * bytes_of(dtype);
+  const int64_t bytes = (columns.end - columns.begin) * bytes_of(dtype);
+  for (int64_t offset = 0; offset < std::min(bytes, kPrefetchBytes); offset += 64)
+    __builtin_prefetch(begin + offset);
 }
 
-// The summed gradient of a row that reaches the moments. Columns of a lone float32 entry are used
-// where they are; `buffer` holds every other case.
+// The summed gradient of a row, as it reaches the moments, in a buffer.
 template <int32_t P>
-const float* gradient_of(const Step& s, int64_t r, Span columns, float* buffer) {
+const float* gathered(const Step& s, int64_t r, Span columns, float* buffer) {
   const Gradient& g = s.gradient;
   const int64_t entry = first_entry(g, r) * s.dim;
   const int64_t entries = g.starts ? g.starts[r + 1] - g.starts[r] : 1;
-  if (P == kFloat32 && entries == 1 && !s.is_maximizing && s.weight_decay == 0.0f)
-    return static_cast<const float*>(g.values) + entry;
+  const void* values = g.values;
   for_columns(columns.begin, columns.end, [&](int64_t c, int64_t count) ALWAYS {
-    store(buffer, kFloat32, c, count, load(g.values, P, entry + c, count));
+    store(buffer, kFloat32, c, count, load(values, P, entry + c, count));
   });
   for (int64_t i = 1; i < entries; ++i) {
-    const int64_t more = g.order[g.starts[r] + i] * s.dim;
-    if (i + 1 < entries) prefetch<P>(g.values, g.order[g.starts[r] + i + 1] * s.dim, columns);
+    const int64_t* order = g.order + g.starts[r] + i;
+    if (i + 1 < entries) prefetch(values, P, order[1] * s.dim, columns);
+    const int64_t more = order[0] * s.dim;
     for_columns(columns.begin, columns.end, [&](int64_t c, int64_t count) ALWAYS {
-      const Lanes sum = load(buffer, kFloat32, c, count) + load(g.values, P, more + c, count);
+      const Lanes sum = load(buffer, kFloat32, c, count) + load(values, P, more + c, count);
       store(buffer, kFloat32, c, count, sum);
     });
   }
   if (s.is_maximizing || s.weight_decay != 0.0f) {
+    const float sign = s.is_maximizing ? -1.0f : 1.0f, decay = s.weight_decay;
+    const void* rows = s.parameter;
     const int64_t row_at = id_of(s, r) * s.dim;
     for_columns(columns.begin, columns.end, [&](int64_t c, int64_t count) ALWAYS {
-      Lanes x = load(buffer, kFloat32, c, count);
-      if (s.is_maximizing) x = -x;
-      if (s.weight_decay != 0.0f) x += load(s.parameter, P, row_at + c, count) * s.weight_decay;
-      store(buffer, kFloat32, c, count, x);
+      const Lanes x = load(buffer, kFloat32, c, count) * sign;
+      store(buffer, kFloat32, c, count, x + load(rows, P, row_at + c, count) * decay);
     });
   }
   return buffer;
 }
 
+// The same, or, where a lone float32 entry is all there is to it, the entry itself.
 template <int32_t P>
-void prefetch_row(const Step& s, int64_t r, Span columns) {
-  prefetch<P>(s.gradient.values, first_entry(s.gradient, r) * s.dim, columns);
-  const int64_t row_at = id_of(s, r) * s.dim;
-  prefetch<P>(s.parameter, row_at, columns);
-  for (const Moment* m : {&s.first, &s.second})
-    if (m->kind == kExact) prefetch<P>(m->data, row_at, columns);
+INLINE const float* gradient_of(const Step& s, int64_t r, Span columns, float* buffer) {
+  const Gradient& g = s.gradient;
+  const bool is_alone = !g.starts || g.starts[r + 1] - g.starts[r] == 1;
+  if (P == kFloat32 && is_alone && !s.is_maximizing && s.weight_decay == 0.0f)
+    return static_cast<const float*>(g.values) + first_entry(g, r) * s.dim;
+  return gathered<P>(s, r, columns, buffer);
 }
 
-void prefetch_buckets(const Moment& m, const Place& place, Span columns) {
-  for (int32_t j = 0; j < m.depth; ++j) {
-    if (m.dtype == kFloat32)
-      prefetch<kFloat32>(m.data, place.at[j], columns);
-    else
-      prefetch<kBFloat16>(m.data, place.at[j], columns);
-  }
-}
-
-// A row's places in both sketches, found one row ahead so that their buckets are on the way.
+// Everything of a row that is known before its turn: found one row ahead, so that its buckets are
+// on their way when they are needed.
 struct Places {
   Place first, second;
 
   void find(const Step& s, int64_t r, Span columns) {
-    const int64_t id = id_of(s, r);
-    if (is_element_sketch(s.first)) {
-      locate(s.first, id, s.dim, first);
-      prefetch_buckets(s.first, first, columns);
-    }
-    if (is_element_sketch(s.second)) {
-      locate(s.second, id, s.dim, second);
-      prefetch_buckets(s.second, second, columns);
-    }
+    find_in(s.first, id_of(s, r), s.dim, columns, first);
+    find_in(s.second, id_of(s, r), s.dim, columns, second);
+  }
+
+  static void find_in(const Moment& m, int64_t id, int64_t dim, Span columns, Place& place) {
+    if (!is_element_sketch(m)) return;
+    locate(m, id, dim, place);
+    for (int32_t j = 0; j < m.depth; ++j) prefetch(m.data, m.dtype, place.at[j], columns);
   }
 };
 
+template <int32_t P>
+INLINE void prefetch_row(const Step& s, int64_t r, Span columns) {
+  const int64_t row_at = id_of(s, r) * s.dim;
+  // Entries in their own order are a stream, which the hardware sees by itself.
+  if (s.gradient.starts)
+    prefetch(s.gradient.values, P, first_entry(s.gradient, r) * s.dim, columns);
+  prefetch(s.parameter, P, row_at, columns);
+  if (s.first.kind == kExact) prefetch(s.first.data, P, row_at, columns);
+  if (s.second.kind == kExact) prefetch(s.second.data, P, row_at, columns);
+}
+
 template <int32_t P, typename Visit>
-void for_rows(const Step& s, Span rows, Span columns, Visit visit) {
+INLINE void for_rows(const Step& s, Span rows, Span columns, Visit visit) {
+  const bool has_places = is_element_sketch(s.first) || is_element_sketch(s.second);
   Places places[2];
-  if (rows.begin < rows.end) places[0].find(s, rows.begin, columns);
+  if (has_places && rows.begin < rows.end) places[0].find(s, rows.begin, columns);
   for (int64_t r = rows.begin; r < rows.end; ++r) {
     if (r + kRowsAhead < rows.end) prefetch_row<P>(s, r + kRowsAhead, columns);
-    if (r + 1 < rows.end) places[(r - rows.begin + 1) % 2].find(s, r + 1, columns);
+    if (has_places && r + 1 < rows.end) places[(r - rows.begin + 1) % 2].find(s, r + 1, columns);
     visit(r, places[(r - rows.begin) % 2]);
   }
 }
 
 // Linear sketches by element: every row is added before any is read.
 template <int32_t P>
-void add_rows(const Step& s) {
+void add_rows(const Step& s, MoveRow add_first, MoveRow add_second) {
   in_parallel(s, true, [&](Span rows, Span columns) {
     std::unique_ptr<float[]> buffer(new float[s.dim]);
-    for_rows<P>(s, rows, columns, [&](int64_t r, const Places& places) {
+    for_rows<P>(s, rows, columns, [&](int64_t r, const Places& places) ALWAYS {
       const float* g = gradient_of<P>(s, r, columns, buffer.get());
       const int64_t row_at = id_of(s, r) * s.dim;
-      for_columns(columns.begin, columns.end, [&](int64_t c, int64_t count) ALWAYS {
-        const Lanes x = load(g, kFloat32, c, count);
-        if (is_linear(s.first)) add(s.first, places.first, row_at, c, count, x);
-        if (is_linear(s.second)) add(s.second, places.second, row_at, c, count, x * x);
-      });
+      if (add_first) add_first(s.first, places.first, row_at, columns, g, nullptr);
+      if (add_second) add_second(s.second, places.second, row_at, columns, g, nullptr);
     });
   });
 }
 
-INLINE Lanes quotient(const Step& s, Lanes numerator, Lanes square) {
-  Lanes denominator = root(square);
-  if (s.second_root != 1.0f) denominator /= s.second_root;
-  return numerator / (denominator + s.eps);
+INLINE Lanes clipped(Lanes x, float clip) { return larger(all(-clip), smaller(all(clip), x)); }
+
+// The ratio form: a quotient in each hash row, and the median of the quotients.
+template <int32_t T>
+void ratio_row(const Step& s, const Places& places, Span columns, float* direction) {
+  const Table<true, T, 0> first(s.first, places.first, 0);
+  const Table<false, T, 0> second(s.second, places.second, 0);
+  const float second_root = s.second_root, eps = s.eps, clip = s.has_clip ? s.clip : INFINITY;
+  for_columns(columns.begin, columns.end, [&](int64_t c, int64_t count) ALWAYS {
+    Lanes quotients[kMaxDepth], squares[kMaxDepth];
+    first.read(c, count, quotients);
+    second.read(c, count, squares);
+    for (int32_t j = 0; j < first.depth(); ++j)
+      quotients[j] = clipped(quotients[j] / (root(squares[j]) / second_root + eps), clip);
+    store(direction, kFloat32, c, count, first.combine(quotients));
+  });
 }
 
-INLINE Lanes clipped(const Step& s, Lanes direction) {
-  return s.has_clip ? larger(all(-s.clip), smaller(all(s.clip), direction)) : direction;
-}
-
-INLINE Lanes median_of_quotients(const Step& s, const Places& places, int64_t c, int64_t count) {
-  Lanes quotients[kMaxDepth], squares[kMaxDepth];
-  read(s.first, places.first, c, count, quotients);
-  read(s.second, places.second, c, count, squares);
-  for (int32_t j = 0; j < s.first.depth; ++j)
-    quotients[j] = clipped(s, quotient(s, quotients[j], squares[j]));
-  return combine(s.first, quotients);
+// The last part of a step: where the row goes, and the row moved there. `square` is a null pointer
+// where one number stands for the row (then `inverse` is what to multiply with), or none does.
+template <int32_t P, bool kHasSquare>
+INLINE void apply_row(const Step& s, int64_t row_at, Span columns, const float* gradient,
+               const float* numerator, const float* square, float inverse) {
+  void* rows = s.parameter;
+  const float shrink = s.shrink, step_size = s.step_size, eps = s.eps, root_of = s.second_root;
+  const float nesterov = s.has_nesterov ? s.nesterov : 0.0f, clip = s.clip;
+  const bool has_nesterov = s.has_nesterov, has_clip = s.has_clip && !s.is_ratio;
+  auto loop = [&](auto is_plain) ALWAYS {
+    for_columns(columns.begin, columns.end, [&](int64_t c, int64_t count) ALWAYS {
+      Lanes x = load(numerator, kFloat32, c, count);
+      if (!is_plain && has_nesterov) x = load(gradient, kFloat32, c, count) + x * nesterov;
+      if (kHasSquare)
+        x /= root(load(square, kFloat32, c, count)) / root_of + eps;
+      else
+        x *= inverse;
+      if (!is_plain && has_clip) x = clipped(x, clip);
+      const Lanes old = load(rows, P, row_at + c, count);
+      store(rows, P, row_at + c, count, old * shrink - x * step_size);
+    });
+  };
+  if (has_nesterov || has_clip)
+    loop(std::false_type{});
+  else
+    loop(std::true_type{});
 }
 
 template <int32_t P>
-void update_rows(const Step& s) {
+void update_rows(const Step& s, MoveRow move_first, MoveRow move_second) {
   const bool by_column = is_item_wise(s.first) || is_item_wise(s.second);
-  const bool is_by_row = s.second.kind != kNone && s.second.is_by_row;
   in_parallel(s, by_column, [&](Span rows, Span columns) {
-    std::unique_ptr<float[]> buffer(new float[s.dim]);
-    for_rows<P>(s, rows, columns, [&](int64_t r, const Places& places) {
-      const float* g = gradient_of<P>(s, r, columns, buffer.get());
+    std::unique_ptr<float[]> buffers(new float[3 * s.dim]);
+    float *summed = buffers.get(), *mean = summed + s.dim, *square = mean + s.dim;
+    for_rows<P>(s, rows, columns, [&](int64_t r, const Places& places) ALWAYS {
       const int64_t row_at = id_of(s, r) * s.dim;
-      const float inverse =
-          is_by_row ? 1.0f / (std::sqrt(s.row_values[r]) / s.second_root + s.eps) : 1.0f;
-      for_columns(columns.begin, columns.end, [&](int64_t c, int64_t count) ALWAYS {
-        const Lanes x = load(g, kFloat32, c, count);
-        Lanes direction = x;
-        if (s.is_ratio) {
-          direction = median_of_quotients(s, places, c, count);
-        } else {
-          if (s.first.kind != kNone)
-            direction = update(s.first, places.first, row_at, c, count, x);
-          if (s.has_nesterov) direction = x + direction * s.nesterov;
-          if (is_by_row)
-            direction *= inverse;
-          else if (s.second.kind != kNone)
-            direction = quotient(
-                s, direction, update(s.second, places.second, row_at, c, count, x * x));
-          direction = clipped(s, direction);
-        }
-        const Lanes old = load(s.parameter, P, row_at + c, count);
-        store(s.parameter, P, row_at + c, count, old * s.shrink - direction * s.step_size);
-      });
+      const float* g = gradient_of<P>(s, r, columns, summed);
+      const float* numerator = g;
+      if (s.is_ratio) {
+        const auto ratio = s.first.dtype == kBFloat16 ? ratio_row<kBFloat16> : ratio_row<kFloat32>;
+        ratio(s, places, columns, mean);
+        apply_row<P, false>(s, row_at, columns, g, mean, nullptr, 1.0f);
+        return;
+      }
+      if (move_first) {
+        move_first(s.first, places.first, row_at, columns, g, mean);
+        numerator = mean;
+      }
+      if (move_second) {
+        move_second(s.second, places.second, row_at, columns, g, square);
+        apply_row<P, true>(s, row_at, columns, g, numerator, square, 1.0f);
+      } else {
+        const float inverse =
+            is_by_row(s.second) ? 1.0f / (std::sqrt(s.row_values[r]) / s.second_root + s.eps) : 1.0f;
+        apply_row<P, false>(s, row_at, columns, g, numerator, nullptr, inverse);
+      }
     });
   });
 }
 
 template <int32_t P>
 void run(const Step& s) {
-  if (s.second.kind != kNone && s.second.is_by_row)
+  if (is_by_row(s.second))
     move_by_row(s.second, s.gradient.ids, s.gradient.rows, s.threads, s.row_values);
-  if (is_linear(s.first) || is_linear(s.second)) add_rows<P>(s);
-  update_rows<P>(s);
+  const Moves first = moves_of<true>(s.first), second = moves_of<false>(s.second);
+  if (first.add || second.add) add_rows<P>(s, first.add, second.add);
+  update_rows<P>(s, first.move, second.move);
 }
 
 template <int32_t P>
 int32_t inspect(const Step& s) {
-  const bool wants_squares = s.second.kind != kNone && s.second.is_by_row;
+  const bool wants_squares = is_by_row(s.second);
   int64_t refused = 0;
   in_parallel(s, false, [&](Span rows, Span columns) {
     std::unique_ptr<float[]> buffer(new float[s.dim]);
+    const float largest = s.largest_gradient;
     IntLanes beyond{};
     for (int64_t r = rows.begin; r < rows.end; ++r) {
       if (r + kRowsAhead < rows.end)
-        prefetch<P>(s.gradient.values, first_entry(s.gradient, r + kRowsAhead) * s.dim, columns);
+        prefetch(s.gradient.values, P, first_entry(s.gradient, r + kRowsAhead) * s.dim, columns);
       const float* g = gradient_of<P>(s, r, columns, buffer.get());
       Lanes sums[4] = {};
       for_columns(columns.begin, columns.end, [&](int64_t c, int64_t count) ALWAYS {
         const Lanes x = load(g, kFloat32, c, count);
         const Lanes size = x < 0.0f ? -x : x;
-        beyond |= ~(size <= s.largest_gradient);  // a NaN is not within either
+        beyond |= ~(size <= largest);  // a NaN is not within either
         sums[c / kLanes % 4] += x * x;
       });
       if (wants_squares)
