@@ -1,5 +1,6 @@
 """What all moments have in common."""
 
+import backends
 import pytest
 import torch
 from hypothesis import given
@@ -64,6 +65,21 @@ def test_a_step_without_rows_leaves_a_usable_moment(name):
     moment.maintain_(2)
     assert moved(moment, *nothing, ADAM, step=3).shape[0] == 0
     assert moved(moment, ids, values, ADAM, step=4).isfinite().all()
+
+
+@pytest.mark.parametrize("shape", [(3, 0), (0, 3), (0,)], ids=str)
+@pytest.mark.parametrize("name", STORAGES)
+def test_a_parameter_without_elements_is_stepped_without_complaint(name, shape):
+    parameter = torch.nn.Parameter(torch.zeros(shape))
+    memory = so.Memory(None, STORAGES[name])
+    optimizer = so.Adam([{"params": [parameter], "memory": memory}])
+    with backends.stepping_by(None):
+        for _ in range(2):
+            parameter.grad = torch.zeros(shape)
+            optimizer.step()
+    state = optimizer.state[parameter]
+    assert state["step"] == 2
+    assert all(value.isfinite().all() for value in state.values() if torch.is_tensor(value))
 
 
 @pytest.mark.parametrize("average", [ADAM, Average(1.0, 1.0), Average(0.9, 0.7)], ids=str)

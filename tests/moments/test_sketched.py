@@ -439,3 +439,18 @@ def test_up_to_the_limit_there_is_no_warning(memory, options):
 def test_momentum_warns_too():
     with pytest.warns(UserWarning, match="above 4 a sketched first moment"):
         run_at_load("paper-mv", active=200, optimizer=so.SGD, momentum=0.5)
+
+
+def test_a_warning_that_is_an_error_comes_after_a_whole_step():
+    memory = so.Memory(by_element(decay="paper", width=4), so.Exact())
+    parameters = [torch.nn.Parameter(torch.zeros(200, 2)) for _ in range(2)]
+    optimizer = so.Adam([{"params": parameters, "memory": memory}])
+    for parameter in parameters:
+        parameter.grad = torch.ones(200, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        with pytest.raises(UserWarning, match="active rows"):
+            optimizer.step()
+    for parameter in parameters:
+        assert parameter.all()
+        assert optimizer.state[parameter]["step"] == 1

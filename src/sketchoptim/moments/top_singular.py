@@ -20,7 +20,7 @@ class TopSingularMoment(Moment):
 
     @staticmethod
     def create(table: Table, fill: float) -> State:
-        length = table.dim**0.5
+        length = max(1, table.dim) ** 0.5
         wide: Any = {"dtype": torch.float32, "device": table.device}
         return {
             "rows": torch.full((table.rows,), fill * length, **wide),

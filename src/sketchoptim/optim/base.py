@@ -13,9 +13,9 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 
 from .. import moments, ops
-from ..moments import Moment, Name, SketchedMoment, Table
+from ..moments import Moment, Name, Table
 from ..ops import Rule
-from ..storage import PRESETS, Exact, Memory, Storage
+from ..storage import PRESETS, Exact, Memory, Sketched, Storage
 from . import checkpoint
 
 Group = dict[str, Any]
@@ -163,6 +163,10 @@ class Optimizer(torch.optim.Optimizer):
                 self._torch_step_(group, exact, [self._state_of(p, group) for p in exact])
             for work in works:
                 self._step_rows_(group, work)
+        # Last of all, since a warning may be an error, and a step must not stop halfway.
+        for _, works in checked:
+            for work in works:
+                self._warn_of_load(work)
         return loss
 
     def _checked(self, group: Group) -> tuple[list[Tensor], list[_Work]]:
@@ -211,17 +215,18 @@ class Optimizer(torch.optim.Optimizer):
         opened: dict[Name, Moment] = {}
         for name, storage in work.storages.items():
             opened[name] = moments.open_moment(storage, name, _parts(state, name))
-        self._warn_of_load(work, opened.get("first"))
-        work.step.run_(opened.get("first"), opened.get("second"))
+        if work.parameter.numel():
+            work.step.run_(opened.get("first"), opened.get("second"))
         for name, moment in opened.items():
             moment.maintain_(int(state["step"].item()))
             state |= {f"{name}_{part}": tensor for part, tensor in moment.tensors.items()}
 
-    def _warn_of_load(self, work: _Work, first: Moment | None) -> None:
+    def _warn_of_load(self, work: _Work) -> None:
         """Warns once for a parameter whose sketched first moment is too small to be stable."""
-        if not isinstance(first, SketchedMoment) or work.rule.first is None:
+        if not isinstance(work.storages.get("first"), Sketched) or work.rule.first is None:
             return
-        load, decay = work.step.touched / first.sketch.width, work.rule.first.decay
+        width = self.state[work.parameter]["first_table"].shape[1]
+        load, decay = work.step.touched / width, work.rule.first.decay
         limit = 2 / (1 - decay) if decay < 1 else math.inf
         if load > limit and work.parameter not in self._warned:
             self._warned.add(work.parameter)
@@ -230,7 +235,7 @@ class Optimizer(torch.optim.Optimizer):
                 f"shape {list(work.parameter.shape)}: above {limit:.0f} a sketched first moment "
                 "drowns in collisions, and the forms of the paper diverge. Use a larger ratio, "
                 "or Memory(first=None)",
-                stacklevel=8,  # the caller of step(), behind the wrappers that torch puts around
+                stacklevel=7,  # the caller of step(), behind the wrappers that torch puts around
             )
 
     # -- checkpoints -------------------------------------------------------------------------
