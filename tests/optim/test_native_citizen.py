@@ -381,6 +381,40 @@ def test_an_added_group_inherits_the_default_memory_and_keeps_dense_parameters_e
     assert run.optimizer.state[layer.weight]["first_values"].shape == layer.weight.shape
 
 
+def stepped(optimizer: torch.optim.Optimizer, parameter: Tensor) -> Tensor:
+    """The parameter after four steps on the same dense gradients."""
+    generator = torch.Generator().manual_seed(4)
+    for _ in range(4):
+        parameter.grad = torch.randn(parameter.shape, generator=generator)
+        optimizer.step()
+    return parameter.detach()
+
+
+def test_a_group_that_drops_the_momentum_drops_it_for_dense_gradients_too():
+    ours, theirs = nn.Parameter(torch.ones(6, 3)), nn.Parameter(torch.ones(6, 3))
+    dropped = so.SGD([{"params": [ours], "memory": "lean"}], lr=0.1, momentum=0.9)
+    plain = torch.optim.SGD([theirs], lr=0.1, momentum=0.0)
+    torch.testing.assert_close(stepped(dropped, ours), stepped(plain, theirs))
+    assert so.memory_report(dropped).state_bytes == 0
+
+
+def test_a_group_that_drops_the_first_moment_drops_it_for_dense_gradients_too():
+    ours, theirs = nn.Parameter(torch.ones(6, 3)), nn.Parameter(torch.ones(6, 3))
+    memory = so.Memory(first=None, second=so.Exact())
+    dropped = so.Adam([{"params": [ours], "memory": memory}], lr=0.1)
+    plain = torch.optim.Adam([theirs], lr=0.1, betas=(0.0, 0.999))
+    torch.testing.assert_close(stepped(dropped, ours), stepped(plain, theirs))
+
+
+def test_a_clip_bounds_the_steps_of_exact_dense_parameters():
+    parameter = nn.Parameter(torch.zeros(6, 3))
+    memory = so.Memory(first=so.Exact(), second=so.Exact(), clip=0.25)
+    optimizer = so.Adam([{"params": [parameter], "memory": memory}], lr=0.1)
+    parameter.grad = torch.ones(6, 3)  # a first step is one learning rate long
+    optimizer.step()
+    torch.testing.assert_close(parameter.detach(), torch.full((6, 3), -0.025))
+
+
 def test_tables_of_one_optimizer_have_hashes_of_their_own():
     run = Run.start(PRESET_PLANS["lean"]).train(batches(1))
     state = run.optimizer.state
