@@ -73,8 +73,10 @@ const float* gathered(const Step& s, int64_t r, Span columns, float* buffer) {
     const void* rows = s.parameter;
     const int64_t row_at = id_of(s, r) * s.dim;
     for_columns(columns.begin, columns.end, [&](int64_t c, int64_t count) ALWAYS {
-      const Lanes x = load(buffer, kFloat32, c, count) * sign;
-      store(buffer, kFloat32, c, count, x + load(rows, P, row_at + c, count) * decay);
+      Lanes x = load(buffer, kFloat32, c, count) * sign;
+      // Not where nothing decays: a weight that is not finite, times zero, would be NaN.
+      if (decay != 0.0f) x += load(rows, P, row_at + c, count) * decay;
+      store(buffer, kFloat32, c, count, x);
     });
   }
   return buffer;
@@ -144,7 +146,8 @@ void add_rows(const Step& s, MoveRow add_first, MoveRow add_second) {
   });
 }
 
-INLINE Lanes clipped(Lanes x, float clip) { return larger(all(-clip), smaller(all(clip), x)); }
+// A NaN stays one, as in torch.clamp: of two numbers that do not compare, the first is taken.
+INLINE Lanes clipped(Lanes x, float clip) { return larger(smaller(x, all(clip)), all(-clip)); }
 
 // The ratio form: a quotient in each hash row, and the median of the quotients.
 template <int32_t T>
