@@ -2,14 +2,18 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from backends import LEVELS, needs_native, stepping_by
+from gradients import sparse
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from step_cases import Case, Outcome, cases, run, whole_cases
+from torch import Tensor
 
+import sketchoptim as so
 from sketchoptim.storage import PRESETS
 
 pytestmark = needs_native
@@ -103,3 +107,45 @@ def test_every_preset_with_a_kernel_stays_with_the_reference_over_many_steps(
     case = Case(optimizer, PRESETS[preset], shape=(300, 20), entries=80, steps=30)
     native, reference = both(case, threads=2)
     assert_close(native, reference, units=64)
+
+
+def step_on(parameter: Tensor, gradient: Tensor, memory: so.Memory, **options: Any) -> Outcome:
+    """One step of Adam, which need not stay finite."""
+    moved = torch.nn.Parameter(parameter.clone())
+    optimizer = so.Adam([{"params": [moved], "memory": memory}], lr=0.125, **options)
+    moved.grad = gradient
+    optimizer.step()
+    return Outcome(moved.detach(), dict(optimizer.state[moved]))
+
+
+NOT_FINITE = [math.nan, math.inf, -math.inf]
+
+
+@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize("number", NOT_FINITE)
+def test_what_is_not_finite_goes_through_exact_moments_as_in_the_reference(clip, number):
+    memory = so.Memory(so.Exact(), so.Exact(), clip=clip)
+    values = torch.ones(3, 20)
+    values[1, ::2] = number
+    gradient = sparse(torch.tensor([1, 4, 1]), values, (5, 20))
+    outcomes = []
+    for level in (LEVELS[-1], None):
+        with stepping_by(level):
+            outcomes.append(step_on(torch.ones(5, 20), gradient, memory))
+    native, reference = (outcome.tensors() for outcome in outcomes)
+    for name, expected in reference.items():
+        torch.testing.assert_close(native[name], expected, rtol=1e-6, atol=0, equal_nan=True)
+    assert not native["parameter"].isfinite().all() or (clip is not None and math.isinf(number))
+
+
+@pytest.mark.parametrize("preset", ["lean", "exact", "paper-mv"])
+@pytest.mark.parametrize("number", NOT_FINITE)
+def test_a_parameter_that_is_not_finite_reaches_no_moment_without_weight_decay(preset, number):
+    parameter = torch.ones(60, 20)
+    parameter[7] = number
+    gradient = sparse(torch.tensor([7, 3, 7]), torch.ones(3, 20), (60, 20))
+    with stepping_by(LEVELS[-1]) as taken:
+        outcome = step_on(parameter, gradient, PRESETS[preset], maximize=True)
+    assert taken.native == 1
+    for name, tensor in outcome.state.items():
+        assert not isinstance(tensor, Tensor) or tensor.isfinite().all(), name
