@@ -36,12 +36,15 @@ struct Moment {
 
 // The rows of a gradient. Row r of the step is parameter row ids[r] (or r itself without ids), and
 // its gradient is the sum of values[order[i]] for starts[r] <= i < starts[r + 1] (or values[r]
-// itself without starts).
+// itself without starts). Where there are sums, inspect() leaves the gradient of a row with several
+// entries in sums[slots[r]], and step() takes it from there.
 struct Gradient {
   const void* values;  // [entries, dim] in the parameter's dtype
   const int64_t* ids;
   const int64_t* starts;
   const int64_t* order;
+  const int64_t* slots;
+  float* sums;  // [rows with several entries, dim]
   int64_t rows;
 };
 
@@ -75,13 +78,15 @@ void sketchoptim_hash(const int64_t* words, int32_t depth, int64_t width, const 
                       int64_t count, int64_t* buckets, float* signs);
 
 // Groups equal ids: `order` lists entries by ascending id (and by position within one), unique[r]
-// is the r-th distinct id and starts[r] where its entries begin. They hold `count` numbers, starts
-// one more, scratch twice as many. Returns the number of distinct ids; 0, writing nothing, where
+// is the r-th distinct id, starts[r] where its entries begin, and slots[r] how many rows before it
+// have several entries. They hold `count` numbers, starts and slots one more (the ends), scratch
+// twice as many. Returns the number of distinct ids; 0, writing nothing, where
 // the ids ascend strictly as they are; -1 where one is outside [0, n).
 int64_t sketchoptim_group(const int64_t* ids, int64_t count, int64_t n, uint64_t* scratch,
-                          int64_t* order, int64_t* starts, int64_t* unique);
+                          int64_t* order, int64_t* starts, int64_t* slots, int64_t* unique);
 int64_t sketchoptim_group_int32(const int32_t* ids, int64_t count, int64_t n, uint64_t* scratch,
-                                int64_t* order, int64_t* starts, int64_t* unique);
+                                int64_t* order, int64_t* starts, int64_t* slots,
+                                int64_t* unique);
 
 // Whether all gradients that would reach the moments are finite; fills row_values with the mean
 // square of each row. Changes nothing else.

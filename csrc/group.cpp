@@ -28,7 +28,7 @@ uint64_t* sort_by_id(uint64_t* entries, uint64_t* other, int64_t count, uint64_t
 
 template <typename Id>
 int64_t group(const Id* ids, int64_t count, int64_t n, uint64_t* scratch, int64_t* order,
-              int64_t* starts, int64_t* unique) {
+              int64_t* starts, int64_t* slots, int64_t* unique) {
   int64_t largest = 0, descents = 0;
   for (int64_t i = 0; i < count; ++i) {
     const int64_t id = ids[i];
@@ -51,6 +51,8 @@ int64_t group(const Id* ids, int64_t count, int64_t n, uint64_t* scratch, int64_
     order[i] = static_cast<int64_t>(sorted[i] & 0xffffffffu);
   }
   starts[rows] = count;
+  slots[0] = 0;
+  for (int64_t r = 0; r < rows; ++r) slots[r + 1] = slots[r] + (starts[r + 1] - starts[r] > 1);
   return rows;
 }
 
@@ -58,12 +60,12 @@ int64_t group(const Id* ids, int64_t count, int64_t n, uint64_t* scratch, int64_
 
 extern "C" int64_t sketchoptim_group(const int64_t* ids, int64_t count, int64_t n,
                                      uint64_t* scratch, int64_t* order, int64_t* starts,
-                                     int64_t* unique) {
-  return group(ids, count, n, scratch, order, starts, unique);
+                                     int64_t* slots, int64_t* unique) {
+  return group(ids, count, n, scratch, order, starts, slots, unique);
 }
 
 extern "C" int64_t sketchoptim_group_int32(const int32_t* ids, int64_t count, int64_t n,
                                            uint64_t* scratch, int64_t* order, int64_t* starts,
-                                           int64_t* unique) {
-  return group(ids, count, n, scratch, order, starts, unique);
+                                           int64_t* slots, int64_t* unique) {
+  return group(ids, count, n, scratch, order, starts, slots, unique);
 }

@@ -82,13 +82,15 @@ const float* gathered(const Step& s, int64_t r, Span columns, float* buffer) {
   return buffer;
 }
 
-// The same, or, where a lone float32 entry is all there is to it, the entry itself.
+// The same, where it already is if it is anywhere: a lone float32 entry that is all there is to it,
+// or the sum that inspect() left.
 template <int32_t P>
 INLINE const float* gradient_of(const Step& s, int64_t r, Span columns, float* buffer) {
   const Gradient& g = s.gradient;
   const bool is_alone = !g.starts || g.starts[r + 1] - g.starts[r] == 1;
   if (P == kFloat32 && is_alone && !s.is_maximizing && s.weight_decay == 0.0f)
     return static_cast<const float*>(g.values) + first_entry(g, r) * s.dim;
+  if (!is_alone && g.sums) return g.sums + g.slots[r] * s.dim;
   return gathered<P>(s, r, columns, buffer);
 }
 
@@ -245,7 +247,10 @@ int32_t inspect(const Step& s) {
     for (int64_t r = rows.begin; r < rows.end; ++r) {
       if (r + kRowsAhead < rows.end)
         prefetch(s.gradient.values, P, first_entry(s.gradient, r + kRowsAhead) * s.dim, columns);
-      const float* g = gradient_of<P>(s, r, columns, buffer.get());
+      const Gradient& given = s.gradient;
+      const bool keeps = given.sums && given.starts[r + 1] - given.starts[r] > 1;
+      const float* g = keeps ? gathered<P>(s, r, columns, given.sums + given.slots[r] * s.dim)
+                             : gradient_of<P>(s, r, columns, buffer.get());
       Lanes sums[4] = {};
       for_columns(columns.begin, columns.end, [&](int64_t c, int64_t count) ALWAYS {
         const Lanes x = load(g, kFloat32, c, count);

@@ -23,6 +23,7 @@ class Grouping(NamedTuple):
     rows: int
     order: Tensor
     starts: Tensor
+    slots: Tensor
     unique: Tensor
 
     def is_untouched(self) -> bool:
@@ -31,7 +32,7 @@ class Grouping(NamedTuple):
 
 def group(level: str, ids: Tensor, n: int) -> Grouping:
     count = ids.numel()
-    sizes = (2 * count, count, count + 1, count)
+    sizes = (2 * count, count, count + 1, count + 1, count)
     buffers = [torch.full((size + 8,), GUARD) for size in sizes]
     call = library(level).sketchoptim_group
     if ids.dtype == torch.int32:
@@ -40,8 +41,8 @@ def group(level: str, ids: Tensor, n: int) -> Grouping:
     rows = call(ids.data_ptr(), count, n, *pointers)
     for buffer, size in zip(buffers, sizes, strict=True):
         assert (buffer[size:] == GUARD).all()
-    _, order, starts, unique = (buffer[:size] for buffer, size in zip(buffers, sizes, strict=True))
-    return Grouping(rows, order, starts, unique)
+    parts = [buffer[:size] for buffer, size in zip(buffers, sizes, strict=True)]
+    return Grouping(rows, *parts[1:])
 
 
 def check(found: Grouping, ids: Tensor) -> None:
@@ -51,6 +52,8 @@ def check(found: Grouping, ids: Tensor) -> None:
     assert torch.equal(found.unique[: found.rows], unique)
     assert torch.equal(found.starts[: found.rows + 1].diff(), counts)
     assert found.starts[0] == 0
+    assert torch.equal(found.slots[: found.rows + 1].diff(), (counts > 1).long())
+    assert found.slots[0] == 0
     assert torch.equal(found.order, torch.sort(ids, stable=True).indices)
 
 

@@ -66,18 +66,20 @@ class NativeStep:
         size = self.touched if self.is_by_row else 0
         self.row_values = torch.empty(size, dtype=torch.float32, device="cpu")
         self.has_row_values = False
+        self.step = self._described_step()
 
     def _group(self, ids: Tensor) -> None:
         """Finds equal ids; ids that ascend strictly, as coalesced ones do, stay as they are."""
         ids = ids.contiguous()
         count = ids.numel()
-        # scratch (2 count), order, starts (count + 1), unique: one allocation
-        work = torch.empty(5 * count + 1, dtype=torch.int64, device="cpu")
-        order, starts, unique = (
-            work.data_ptr() + 8 * part for part in (2 * count, 3 * count, 4 * count + 1)
+        # scratch (2 count), order, unique (count each), starts, slots (count + 1): one allocation
+        work = torch.empty(6 * count + 2, dtype=torch.int64, device="cpu")
+        order, unique, starts, slots = (
+            work.data_ptr() + 8 * part for part in (2 * count, 3 * count, 4 * count, 5 * count + 1)
         )
         rows = self.library.sketchoptim_group(
-            ids.data_ptr(), count, self.parameter.shape[0], work.data_ptr(), order, starts, unique
+            *(ids.data_ptr(), count, self.parameter.shape[0], work.data_ptr()),
+            *(order, starts, slots, unique),
         )
         if rows < 0:
             raise ids_error(self.parameter, int(ids.min()), int(ids.max()))
@@ -88,10 +90,14 @@ class NativeStep:
         else:
             self.grouping = work
             description.rows, description.ids = rows, unique
-            description.order, description.starts = order, starts
+            description.order, description.starts, description.slots = order, starts, slots
 
     def is_finite(self) -> bool:
-        step = self._step(None, None)
+        step = self.step
+        if step.gradient.slots:  # what has been summed once is kept for the step itself
+            shared = ctypes.c_int64.from_address(step.gradient.slots + 8 * self.touched).value
+            self.sums = torch.empty(shared * self.dim, dtype=torch.float32, device="cpu")
+            step.gradient.sums = self.sums.data_ptr()
         if self.is_by_row:  # tells the kernel that mean squares are wanted
             step.second = native.Moment(kind=_ROW_WISE, is_by_row=1)
         self.has_row_values = True
@@ -102,12 +108,13 @@ class NativeStep:
             self.is_finite()
         for moment in (first, second):
             _check_moment(moment, self.parameter, self.dim)
-        step = self._step(_described(first, self.rule.first), _described(second, self.rule.second))
-        self.library.sketchoptim_step(ctypes.byref(step))
+        self.step.first = _described(first, self.rule.first)
+        self.step.second = _described(second, self.rule.second)
+        self.library.sketchoptim_step(ctypes.byref(self.step))
         # Autograd sees writes by torch only, and must refuse graphs of the weights as they were.
         torch.autograd.graph.increment_version(self.parameter)
 
-    def _step(self, first: native.Moment | None, second: native.Moment | None) -> native.Step:
+    def _described_step(self) -> native.Step:
         rule = self.rule
         return native.Step(
             parameter=self.parameter.data_ptr(),
@@ -115,8 +122,6 @@ class NativeStep:
             dtype=_DTYPES[self.parameter.dtype],
             threads=torch.get_num_threads(),
             gradient=self.description,
-            first=first or native.Moment(),
-            second=second or native.Moment(),
             row_values=self.row_values.data_ptr(),
             step_size=rule.step_size,
             second_root=rule.second_root,
@@ -167,10 +172,10 @@ def _check(tensor: Tensor, dtype: torch.dtype, count: int) -> None:
         )
 
 
-def _described(moment: Moment | None, average: Average | None) -> native.Moment | None:
+def _described(moment: Moment | None, average: Average | None) -> native.Moment:
     """What the kernel needs to know of a moment; decays what decays as a whole."""
     if moment is None or average is None:
-        return None
+        return native.Moment()
     shared = {
         "is_average": average.weight == 1 - average.decay,
         "weight": average.weight,

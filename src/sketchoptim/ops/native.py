@@ -40,6 +40,8 @@ class Gradient(ctypes.Structure):
         ("ids", c_void_p),
         ("starts", c_void_p),
         ("order", c_void_p),
+        ("slots", c_void_p),
+        ("sums", c_void_p),
         ("rows", c_int64),
     ]
 
@@ -83,7 +85,7 @@ def load(name: str) -> ctypes.CDLL:
     if library.sketchoptim_abi() != _ABI:
         raise OSError(f"{library._name} is of another version of sketchoptim; install it again")
     pointer = c_void_p
-    library.sketchoptim_group.argtypes = [pointer, c_int64, c_int64, *[pointer] * 4]
+    library.sketchoptim_group.argtypes = [pointer, c_int64, c_int64, *[pointer] * 5]
     library.sketchoptim_group.restype = c_int64
     library.sketchoptim_group_int32.argtypes = library.sketchoptim_group.argtypes
     library.sketchoptim_group_int32.restype = c_int64

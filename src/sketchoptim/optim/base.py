@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 
 from .. import moments, ops
-from ..moments import Moment, Name, Table
+from ..moments import Name, Table
 from ..ops import Rule
 from ..storage import PRESETS, Exact, Memory, Sketched, Storage
 from . import checkpoint
@@ -32,6 +32,7 @@ class _Work(NamedTuple):
     storages: dict[Name, Storage]
     rule: Rule
     step: ops.Step
+    number: int
     is_skipped: bool
 
 
@@ -180,8 +181,8 @@ class Optimizer(torch.optim.Optimizer):
             memory = self._memory(parameter, group)
             storages = self.storages(group, memory)
             _check_state(parameter, self.state.get(parameter), storages)
-            is_like_torch = storages == self.storages(group, _EXACT) and memory.clip is None
-            if is_like_torch and not parameter.grad.is_sparse:
+            is_dense = not parameter.grad.is_sparse
+            if is_dense and memory.clip is None and storages == self.storages(group, _EXACT):
                 exact.append(parameter)
             else:
                 works.append(self._work(parameter, group, memory, storages))
@@ -204,7 +205,7 @@ class Optimizer(torch.optim.Optimizer):
                 f"and within {ops.LARGEST_GRADIENT:.2g}, got NaN, inf or more; the step is "
                 'refused and nothing has changed. nonfinite="skip" skips and counts such steps'
             )
-        return _Work(parameter, storages, rule, step, is_refused)
+        return _Work(parameter, storages, rule, step, number, is_refused)
 
     def _step_rows_(self, group: Group, work: _Work) -> None:
         state = self._state_of(work.parameter, group)
@@ -212,13 +213,14 @@ class Optimizer(torch.optim.Optimizer):
             state["skipped"] = state.get("skipped", 0) + 1
             return
         state["step"] += 1
-        opened: dict[Name, Moment] = {}
-        for name, storage in work.storages.items():
-            opened[name] = moments.open_moment(storage, name, _parts(state, name))
+        opened = {
+            name: moments.open_moment(storage, name, _parts(state, name))
+            for name, storage in work.storages.items()
+        }
         if work.parameter.numel():
             work.step.run_(opened.get("first"), opened.get("second"))
         for name, moment in opened.items():
-            moment.maintain_(int(state["step"].item()))
+            moment.maintain_(work.number)
             state |= {f"{name}_{part}": tensor for part, tensor in moment.tensors.items()}
 
     def _warn_of_load(self, work: _Work) -> None:
