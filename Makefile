@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.up-to-date
 NATIVE := CMakeLists.txt $(shell find csrc 2>/dev/null)
 
-.PHONY: setup check test demo format clean
+.PHONY: setup check test demo format sanitize clean
 
 setup: $(STAMP)
 
@@ -28,6 +28,22 @@ demo: setup
 format: setup
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+# Random calls of the kernels under AddressSanitizer and UndefinedBehaviorSanitizer, then under
+# ThreadSanitizer, with tests/sanitize/threads.cpp in place of libgomp. Needs GCC and no Python.
+SANITIZED := $(wildcard csrc/*.cpp tests/sanitize/*.cpp)
+SANITIZE := -std=c++17 -g -O1 -fno-omit-frame-pointer -ffp-contract=off -Wall -Wextra -Wno-psabi
+
+sanitize: build/sanitize/address build/sanitize/thread
+	build/sanitize/address 5000
+	build/sanitize/thread 2000
+
+build/sanitize/address: SANITIZE += -fsanitize=address,undefined -fno-sanitize-recover=all
+build/sanitize/thread: SANITIZE += -fsanitize=thread
+build/sanitize/%: $(SANITIZED) $(wildcard csrc/*.h)
+	mkdir -p $@.objects
+	cd $@.objects && $(CXX) $(SANITIZE) -fopenmp -c $(abspath $(SANITIZED))
+	$(CXX) $(SANITIZE) $@.objects/*.o -o $@
 
 clean:
 	rm -rf $(VENV) build dist .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache

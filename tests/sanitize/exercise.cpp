@@ -1,0 +1,338 @@
+// Calls the C interface with random steps, for the sanitizers to watch: every kind of moment, form,
+// dtype and gradient, sizes at their ends, and buffers of exactly the size that abi.h asks for.
+//
+// Each step is taken by one thread and again by several, and has to leave the same bytes.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "../../csrc/abi.h"
+
+namespace {
+
+#define REQUIRE(condition)                                                      \
+  do {                                                                          \
+    if (!(condition)) {                                                         \
+      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);      \
+      std::abort();                                                             \
+    }                                                                           \
+  } while (false)
+
+std::mt19937_64 generator;
+
+int64_t below(int64_t n) { return static_cast<int64_t>(generator() % static_cast<uint64_t>(n)); }
+bool chance(int64_t one_in) { return below(one_in) == 0; }
+
+template <typename T>
+T one_of(std::initializer_list<T> choices) {
+  return choices.begin()[below(static_cast<int64_t>(choices.size()))];
+}
+
+// Memory of exactly so many bytes, so that one byte more is found out.
+class Bytes {
+ public:
+  explicit Bytes(int64_t size) : size_(size), data_(new char[size]) {
+    std::memset(data_.get(), 0, size);
+  }
+  Bytes(const Bytes& other) : Bytes(other.size_) {
+    std::memcpy(data_.get(), other.data_.get(), size_);
+  }
+  bool operator==(const Bytes& other) const {
+    return size_ == other.size_ && std::memcmp(data_.get(), other.data_.get(), size_) == 0;
+  }
+  template <typename T>
+  T* as() const {
+    return reinterpret_cast<T*>(data_.get());
+  }
+
+ private:
+  int64_t size_;
+  std::unique_ptr<char[]> data_;
+};
+
+int64_t bytes_of(int32_t dtype) { return dtype == kFloat32 ? 4 : 2; }
+
+// Numbers of both signs and many sizes, zeros among them; as bits of a half they are ones too.
+void fill(const Bytes& bytes, int32_t dtype, int64_t count, bool is_positive) {
+  for (int64_t i = 0; i < count; ++i) {
+    const double size = std::pow(10.0, static_cast<double>(below(5000)) / 1000.0 - 3.0);
+    const double signed_size = is_positive || chance(2) ? size : -size;
+    const float x = chance(10) ? 0.0f : static_cast<float>(signed_size);
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    if (dtype == kFloat32)
+      bytes.as<float>()[i] = x;
+    else if (dtype == kBFloat16)
+      bytes.as<uint16_t>()[i] = static_cast<uint16_t>(bits >> 16);
+    else  // a float16 has five bits of exponent: any that are not all ones
+      bytes.as<uint16_t>()[i] = static_cast<uint16_t>((bits >> 16 & 0x8000u) | below(0x5000));
+  }
+}
+
+// One moment with the memory behind it.
+struct State {
+  Moment moment{};
+  Bytes data{0};
+  Bytes words{0};
+
+  State() = default;
+  State(const State& other)
+      : moment(other.moment), data(other.data), words(other.words) { point(); }
+
+  void point() {
+    moment.data = data.as<void>();
+    moment.words = words.as<int64_t>();
+  }
+};
+
+void random_average(Moment& m) {
+  const float decay = one_of({0.0f, 0.5f, 0.9f, 0.999f, 1.0f});
+  m.is_average = chance(2);
+  m.weight = m.is_average ? 1.0f - decay : 1.0f;
+  m.decay_less_one = decay - 1.0f;
+}
+
+void replace(Bytes& bytes, int64_t size) {
+  bytes.~Bytes();
+  new (&bytes) Bytes(size);
+}
+
+// Any moment that cpu.py would describe for a table of [n, dim].
+void random_moment(State& state, bool is_first, int32_t dtype, int64_t n, int64_t dim) {
+  Moment& m = state.moment;
+  m.kind = is_first ? one_of<int32_t>({kNone, kExact, kSketch, kSketch})
+                    : one_of<int32_t>({kNone, kExact, kRowWise, kSketch, kSketch, kSketch});
+  random_average(m);
+  int64_t count = 0;
+  if (m.kind == kExact) {
+    m.dtype = dtype;
+    count = n * dim;
+  } else if (m.kind == kRowWise) {
+    m.is_by_row = 1;
+    count = n;
+  } else if (m.kind == kSketch) {
+    m.is_by_row = !is_first && chance(2);
+    m.is_signed = is_first;
+    m.form = m.is_by_row ? one_of<int32_t>({kLinear, kPaper, kBucket, kConservative})
+                         : one_of<int32_t>({kLinear, kPaper, kBucket});
+    m.dtype = one_of<int32_t>({kFloat32, kBFloat16});
+    m.depth = one_of<int32_t>({1, 2, 3, 3, 3, 4, 5, kMaxDepth});
+    m.width = one_of<int64_t>({1, 2, 7, 64});
+    m.scale = m.form == kLinear || m.form == kConservative ? 0.37f : 1.0f;
+    m.inverse_scale = 1.0f / m.scale;
+    m.rounding_key = static_cast<uint32_t>(generator());
+    count = m.depth * m.width * (m.is_by_row ? 1 : dim);
+    replace(state.words, 8 * 4 * m.depth);
+    for (int32_t i = 0; i < 4 * m.depth; ++i)
+      state.words.as<int64_t>()[i] = static_cast<int64_t>(generator());
+  }
+  replace(state.data, count * bytes_of(m.dtype));
+  fill(state.data, m.dtype, count, !is_first);
+  state.point();
+}
+
+// A step with all the memory it points to; a copy points to memory of its own.
+struct Work {
+  Step step{};
+  State first, second;
+  Bytes parameter{0}, values{0}, row_values{0};
+  std::shared_ptr<std::vector<int64_t>> ids;
+  std::shared_ptr<Bytes> order, starts, slots, sums;
+
+  Work() = default;
+  Work(const Work&) = default;
+
+  const Step* pointed() {
+    step.parameter = parameter.as<void>();
+    step.gradient.values = values.as<void>();
+    step.row_values = row_values.as<float>();
+    step.first = first.moment;
+    step.second = second.moment;
+    return &step;
+  }
+};
+
+template <typename Id>
+int64_t group(const Id* ids, int64_t count, int64_t n, uint64_t* scratch, int64_t* order,
+              int64_t* starts, int64_t* slots, int64_t* unique) {
+  if constexpr (sizeof(Id) == 4)
+    return sketchoptim_group_int32(ids, count, n, scratch, order, starts, slots, unique);
+  else
+    return sketchoptim_group(ids, count, n, scratch, order, starts, slots, unique);
+}
+
+// Groups random ids as cpu.py does; now and then one is outside the table.
+template <typename Id>
+void random_ids(Work& work, int64_t n) {
+  const int64_t count = one_of<int64_t>({0, 1, 2, 10, 60, 300});
+  const int pattern = static_cast<int>(below(4));
+  const int64_t hot = below(n);
+  Bytes ids(count * static_cast<int64_t>(sizeof(Id)));
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t ends = chance(2) ? n - 1 : 0;
+    const int64_t id = pattern == 0 ? ends : pattern == 1 && !chance(4) ? hot : below(n);
+    ids.as<Id>()[i] = static_cast<Id>(id);
+  }
+  if (pattern == 2) std::sort(ids.as<Id>(), ids.as<Id>() + count);
+  Bytes scratch(16 * count), unique(8 * count);
+  work.order = std::make_shared<Bytes>(8 * count);
+  work.starts = std::make_shared<Bytes>(8 * (count + 1));
+  work.slots = std::make_shared<Bytes>(8 * (count + 1));
+  auto run = [&] {
+    return group(ids.as<Id>(), count, n, scratch.as<uint64_t>(), work.order->as<int64_t>(),
+                 work.starts->as<int64_t>(), work.slots->as<int64_t>(), unique.as<int64_t>());
+  };
+  if (count > 0 && chance(5)) {
+    Id& id = ids.as<Id>()[below(count)];
+    const Id kept = id;
+    id = static_cast<Id>(chance(2) ? -1 : n);
+    REQUIRE(run() == -1);
+    id = kept;
+  }
+  int64_t rows = run();
+  REQUIRE(rows >= 0);
+  Gradient& gradient = work.step.gradient;
+  if (rows > 0) {
+    work.ids = std::make_shared<std::vector<int64_t>>(unique.as<int64_t>(),
+                                                      unique.as<int64_t>() + rows);
+    gradient.order = work.order->as<int64_t>();
+    gradient.starts = work.starts->as<int64_t>();
+    gradient.slots = work.slots->as<int64_t>();
+    if (chance(2)) {  // as after a look at the gradient, which exact storage does without
+      work.sums = std::make_shared<Bytes>(4 * gradient.slots[rows] * work.step.dim);
+      gradient.sums = work.sums->as<float>();
+    }
+  } else {
+    rows = count;
+    work.ids = std::make_shared<std::vector<int64_t>>(ids.as<Id>(), ids.as<Id>() + count);
+  }
+  work.ids->shrink_to_fit();
+  for (int64_t r = 1; r < rows; ++r) REQUIRE((*work.ids)[r - 1] < (*work.ids)[r]);
+  gradient.ids = work.ids->data();
+  gradient.rows = rows;
+  replace(work.values, count * work.step.dim * bytes_of(work.step.dtype));
+  fill(work.values, work.step.dtype, count * work.step.dim, false);
+}
+
+void random_rule(Step& s) {
+  s.step_size = 0.1f;
+  s.second_root = one_of({1.0f, 0.3f});
+  s.eps = one_of({1e-8f, 1e-3f});
+  s.weight_decay = one_of({0.0f, 0.1f});
+  s.shrink = one_of({1.0f, 0.99f});
+  s.has_nesterov = s.first.kind != kNone && chance(3);
+  s.nesterov = s.has_nesterov ? 0.9f : 0.0f;
+  s.has_clip = chance(2);
+  s.clip = s.has_clip ? 1.0f : 0.0f;
+  s.is_maximizing = chance(2);
+  s.largest_gradient = 1099511627776.0f;
+}
+
+void make_ratio(Work& work, int64_t n, int64_t dim) {
+  do {
+    random_moment(work.first, true, work.step.dtype, n, dim);
+  } while (work.first.moment.kind != kSketch);
+  work.first.moment.form = kLinear;
+  Moment& second = work.second.moment;
+  second = work.first.moment;
+  second.is_signed = 0;
+  const int64_t count = second.depth * second.width * dim;
+  replace(work.second.data, count * bytes_of(second.dtype));
+  fill(work.second.data, second.dtype, count, true);
+  replace(work.second.words, 8 * 4 * second.depth);
+  std::memcpy(work.second.words.as<void>(), work.first.words.as<void>(), 8 * 4 * second.depth);
+  work.second.point();
+  work.step.is_ratio = 1;
+}
+
+Work random_work() {
+  Work work;
+  const int64_t n = one_of<int64_t>({1, 2, 5, 40, 200});
+  const int64_t dim = one_of<int64_t>({1, 2, 15, 16, 17, 33, 64, 70, 130});
+  Step& s = work.step;
+  s.dim = dim;
+  s.dtype = one_of<int32_t>({kFloat32, kBFloat16, kFloat16});
+  replace(work.parameter, n * dim * bytes_of(s.dtype));
+  fill(work.parameter, s.dtype, n * dim, false);
+  if (chance(8)) {
+    make_ratio(work, n, dim);
+  } else {
+    random_moment(work.first, true, s.dtype, n, dim);
+    random_moment(work.second, false, s.dtype, n, dim);
+  }
+  s.first = work.first.moment;
+  random_rule(s);
+  if (chance(4)) {
+    s.gradient.rows = n;
+    replace(work.values, n * dim * bytes_of(s.dtype));
+    fill(work.values, s.dtype, n * dim, false);
+  } else if (chance(2)) {
+    random_ids<int32_t>(work, n);
+  } else {
+    random_ids<int64_t>(work, n);
+  }
+  replace(work.row_values, work.second.moment.is_by_row ? 4 * s.gradient.rows : 0);
+  return work;
+}
+
+void check_that_a_nan_is_found(Work work) {
+  const int64_t count = work.step.gradient.rows * work.step.dim;
+  if (count == 0) return;
+  const int64_t at = below(count);  // the values of every row, its first entry among them
+  if (work.step.dtype == kFloat32)
+    work.values.as<float>()[at] = std::numeric_limits<float>::quiet_NaN();
+  else
+    work.values.as<uint16_t>()[at] = 0x7fff;
+  REQUIRE(sketchoptim_inspect(work.pointed()) == 0);
+}
+
+void check_hash() {
+  const int32_t depth = one_of<int32_t>({1, 3, kMaxDepth});
+  const int64_t count = one_of<int64_t>({0, 1, 33}), width = one_of<int64_t>({1, 7, 1LL << 31});
+  Bytes words(8 * 4 * depth), ids(8 * count), buckets(8 * depth * count), signs(4 * depth * count);
+  for (int32_t i = 0; i < 4 * depth; ++i)
+    words.as<int64_t>()[i] = static_cast<int64_t>(generator());
+  for (int64_t i = 0; i < count; ++i)
+    ids.as<int64_t>()[i] = chance(3) ? 0xffffffff : below(1LL << 32);
+  sketchoptim_hash(words.as<int64_t>(), depth, width, ids.as<int64_t>(), count,
+                   buckets.as<int64_t>(), signs.as<float>());
+  for (int64_t i = 0; i < depth * count; ++i) {
+    REQUIRE(0 <= buckets.as<int64_t>()[i] && buckets.as<int64_t>()[i] < width);
+    REQUIRE(std::fabs(signs.as<float>()[i]) == 1.0f);
+  }
+}
+
+void check_step() {
+  Work by_one = random_work();
+  check_that_a_nan_is_found(by_one);
+  Work by_many = by_one;
+  by_one.step.threads = 1;
+  by_many.step.threads = one_of<int32_t>({2, 3, 4});
+  for (Work* work : {&by_one, &by_many}) {
+    sketchoptim_inspect(work->pointed());
+    sketchoptim_step(work->pointed());
+  }
+  REQUIRE(by_one.parameter == by_many.parameter);
+  REQUIRE(by_one.first.data == by_many.first.data);
+  REQUIRE(by_one.second.data == by_many.second.data);
+  REQUIRE(by_one.row_values == by_many.row_values);
+}
+
+}  // namespace
+
+int main(int arguments, char** argument) {
+  const long steps = arguments > 1 ? std::atol(argument[1]) : 1000;
+  REQUIRE(sketchoptim_abi() == SKETCHOPTIM_ABI);
+  for (long i = 0; i < steps; ++i) {
+    generator.seed(static_cast<uint64_t>(i));
+    check_hash();
+    check_step();
+  }
+  std::printf("%ld random steps, each by one thread and by several: the same bytes\n", steps);
+}
