@@ -104,7 +104,7 @@ struct Table {
     const WordLanes up = rounding(column);
     for (int32_t j = 0; j < depth(); ++j) {
       const Lanes x = kIsFirst ? readings[j] * place.sign[j] : readings[j];
-      store(m.data, T, place.at[j] + column, count, rounded(T, x * m.inverse_scale, up));
+      store_rounded(m.data, T, place.at[j] + column, count, x * m.inverse_scale, up);
     }
   }
 
@@ -114,7 +114,7 @@ struct Table {
       const int64_t at = place.at[j] + column;
       const Lanes share = kIsFirst ? x * m.weight * place.sign[j] : x * m.weight;
       const Lanes sum = load(m.data, T, at, count) + share * m.inverse_scale;
-      store(m.data, T, at, count, rounded(T, sum, up));
+      store_rounded(m.data, T, at, count, sum, up);
     }
   }
 };

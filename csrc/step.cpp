@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <type_traits>
 
 #include "by_row.h"
 #include "moment.h"
@@ -180,16 +181,18 @@ INLINE void apply_row(const Step& s, int64_t row_at, Span columns, const float* 
     for_columns(columns.begin, columns.end, [&](int64_t c, int64_t count) ALWAYS {
       Lanes x = load(numerator, kFloat32, c, count);
       if (!is_plain && has_nesterov) x = load(gradient, kFloat32, c, count) + x * nesterov;
-      if (kHasSquare)
-        x /= root(load(square, kFloat32, c, count)) / root_of + eps;
-      else
+      if (kHasSquare) {
+        const Lanes size = root(load(square, kFloat32, c, count));
+        x /= (is_plain ? size : size / root_of) + eps;
+      } else {
         x *= inverse;
+      }
       if (!is_plain && has_clip) x = clipped(x, clip);
       const Lanes old = load(rows, P, row_at + c, count);
       store(rows, P, row_at + c, count, old * shrink - x * step_size);
     });
   };
-  if (has_nesterov || has_clip)
+  if (has_nesterov || has_clip || (kHasSquare && root_of != 1.0f))
     loop(std::false_type{});
   else
     loop(std::true_type{});

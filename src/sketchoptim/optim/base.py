@@ -147,8 +147,6 @@ class Optimizer(torch.optim.Optimizer):
     @overload
     def step(self, closure: Callable[[], float]) -> float: ...
 
-    @_disable_dynamo  # torch.compile around a training step breaks its graph here and goes on
-    @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Moves every parameter that has a gradient; returns what the closure, if any, returned.
 
@@ -158,6 +156,14 @@ class Optimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        with torch.no_grad():
+            if torch.compiler.is_compiling():
+                self._uncompiled_step_()
+            else:
+                self._step_()
+        return loss
+
+    def _step_(self) -> None:
         checked = [self._checked(group) for group in self.param_groups]
         for group, (exact, works) in zip(self.param_groups, checked, strict=True):
             if exact:
@@ -168,7 +174,10 @@ class Optimizer(torch.optim.Optimizer):
         for _, works in checked:
             for work in works:
                 self._warn_of_load(work)
-        return loss
+
+    # Where torch.compile breaks the graph of a training step, to go on behind it. Eager steps do
+    # not go through it: the wrapper takes as long as a small step.
+    _uncompiled_step_ = _disable_dynamo(_step_)
 
     def _checked(self, group: Group) -> tuple[list[Tensor], list[_Work]]:
         """The group's parameters with a gradient: those for torch.optim, and those for `ops`."""
@@ -237,7 +246,7 @@ class Optimizer(torch.optim.Optimizer):
                 f"shape {list(work.parameter.shape)}: above {limit:.0f} a sketched first moment "
                 "drowns in collisions, and the forms of the paper diverge. Use a larger ratio, "
                 "or Memory(first=None)",
-                stacklevel=7,  # the caller of step(), behind the wrappers that torch puts around
+                stacklevel=5,  # the caller of step(), behind the wrapper that torch puts around it
             )
 
     # -- checkpoints -------------------------------------------------------------------------
