@@ -34,12 +34,10 @@ T one_of(std::initializer_list<T> choices) {
   return choices.begin()[below(static_cast<int64_t>(choices.size()))];
 }
 
-// Memory of exactly so many bytes, so that one byte more is found out.
+// Memory of exactly so many bytes, so that one byte more is found out; what is in it is anything.
 class Bytes {
  public:
-  explicit Bytes(int64_t size) : size_(size), data_(new char[size]) {
-    std::memset(data_.get(), 0, size);
-  }
+  explicit Bytes(int64_t size) : size_(size), data_(new char[size]) {}
   Bytes(const Bytes& other) : Bytes(other.size_) {
     std::memcpy(data_.get(), other.data_.get(), size_);
   }
