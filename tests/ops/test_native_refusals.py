@@ -15,6 +15,7 @@ import sketchoptim as so
 from sketchoptim import moments
 from sketchoptim.moments import Average, Table
 from sketchoptim.ops import Rule, cpu, rule_to_tensor
+from sketchoptim.rows import CHUNK_ELEMENTS
 from sketchoptim.storage import PRESETS, Memory, Sketched
 
 pytestmark = needs_native
@@ -54,6 +55,11 @@ LEFT = {
         contiguous(),
         Sketched(granularity="element", conservative=True),
     ),
+    "a number for each of many dense rows": (
+        torch.zeros(CHUNK_ELEMENTS + 1, 1),
+        torch.zeros(CHUNK_ELEMENTS + 1, 1),
+        Sketched(),
+    ),
     "a depth of 33": (contiguous(), contiguous(), Sketched(depth=33)),
 }
 
@@ -66,6 +72,8 @@ def test_what_has_no_kernel_is_left_to_the_reference(parameter, gradient, second
 def test_the_same_has_a_kernel_otherwise():
     for depth in (1, 32):
         assert cpu.supports(contiguous(), contiguous(), {"second": Sketched(depth=depth)})
+    rows = torch.zeros(CHUNK_ELEMENTS, 1)
+    assert cpu.supports(rows, rows, {"second": Sketched()})
     for gradient in (contiguous(), rows_of(contiguous())):
         assert cpu.supports(contiguous(), gradient, {"second": so.RowWise()})
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from .. import hashing
 from ..moments import ExactMoment, Moment, Name, RowWiseMoment, SketchedMoment
 from ..moments.moment import Average
+from ..rows import CHUNK_ELEMENTS
 from ..storage import Exact, RowWise, Sketched, Storage
 from . import native
 from .reference import LARGEST_GRADIENT, ids_error
@@ -30,9 +31,15 @@ def supports(parameter: Tensor, gradient: Tensor, storages: Mapping[Name, Storag
         and parameter.is_contiguous()
         and parameter.shape[:1].numel() <= hashing.MAX_ID + 1
         and values.is_contiguous()
+        and (gradient.is_sparse or not _keeps_too_much(parameter, storages))
         and all(_has_kernel(storage) for storage in storages.values())
         and native.library() is not None
     )
+
+
+def _keeps_too_much(parameter: Tensor, storages: Mapping[Name, Storage]) -> bool:
+    """Whether a number for each row, which the kernel keeps, would be of the size of a table."""
+    return _is_by_row(storages.get("second")) and parameter.shape[:1].numel() > CHUNK_ELEMENTS
 
 
 def _has_kernel(storage: Storage) -> bool:
