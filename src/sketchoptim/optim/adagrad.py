@@ -45,16 +45,14 @@ class Adagrad(Optimizer):
     ) -> None:
         super().__init__(
             params,
-            {
-                "lr": lr,
-                "lr_decay": lr_decay,
-                "eps": eps,
-                "initial_accumulator_value": initial_accumulator_value,
-                "weight_decay": weight_decay,
-                "memory": memory,
-                "maximize": maximize,
-                "nonfinite": nonfinite,
-            },
+            lr=lr,
+            lr_decay=lr_decay,
+            eps=eps,
+            initial_accumulator_value=initial_accumulator_value,
+            weight_decay=weight_decay,
+            memory=memory,
+            maximize=maximize,
+            nonfinite=nonfinite,
         )
 
     def _check_options(self, group: Group) -> None:

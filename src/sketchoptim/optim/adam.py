@@ -60,16 +60,14 @@ class Adam(Optimizer):
     ) -> None:
         super().__init__(
             params,
-            {
-                "lr": lr,
-                "betas": betas,
-                "eps": eps,
-                "weight_decay": weight_decay,
-                "decoupled_weight_decay": self.is_decoupled,
-                "memory": memory,
-                "maximize": maximize,
-                "nonfinite": nonfinite,
-            },
+            lr=lr,
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            decoupled_weight_decay=self.is_decoupled,
+            memory=memory,
+            maximize=maximize,
+            nonfinite=nonfinite,
         )
 
     def _check_options(self, group: Group) -> None:

@@ -47,9 +47,9 @@ class Optimizer(torch.optim.Optimizer):
     moment_names: ClassVar[tuple[Name, ...]]
     """The moments that the algorithm has."""
 
-    def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
+    def __init__(self, params: Any, *, memory: str | Memory, **options: Any) -> None:
         self._warned: set[Tensor] = set()
-        super().__init__(params, {**defaults, "memory": Memory.of(defaults["memory"])})
+        super().__init__(params, {**options, "memory": Memory.of(memory)})
 
     # -- what a subclass gives ---------------------------------------------------------------
 

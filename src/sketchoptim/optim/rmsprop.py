@@ -43,15 +43,13 @@ class RMSprop(Optimizer):
     ) -> None:
         super().__init__(
             params,
-            {
-                "lr": lr,
-                "alpha": alpha,
-                "eps": eps,
-                "weight_decay": weight_decay,
-                "memory": memory,
-                "maximize": maximize,
-                "nonfinite": nonfinite,
-            },
+            lr=lr,
+            alpha=alpha,
+            eps=eps,
+            weight_decay=weight_decay,
+            memory=memory,
+            maximize=maximize,
+            nonfinite=nonfinite,
         )
 
     def _check_options(self, group: Group) -> None:

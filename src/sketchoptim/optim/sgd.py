@@ -50,16 +50,14 @@ class SGD(Optimizer):
     ) -> None:
         super().__init__(
             params,
-            {
-                "lr": lr,
-                "momentum": momentum,
-                "dampening": dampening,
-                "nesterov": nesterov,
-                "weight_decay": weight_decay,
-                "memory": memory,
-                "maximize": maximize,
-                "nonfinite": nonfinite,
-            },
+            lr=lr,
+            momentum=momentum,
+            dampening=dampening,
+            nesterov=nesterov,
+            weight_decay=weight_decay,
+            memory=memory,
+            maximize=maximize,
+            nonfinite=nonfinite,
         )
 
     def _check_options(self, group: Group) -> None:
