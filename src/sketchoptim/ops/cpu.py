@@ -101,10 +101,13 @@ class NativeStep:
 
     def is_finite(self) -> bool:
         step = self.step
-        if step.gradient.slots:  # what has been summed once is kept for the step itself
+        if step.gradient.slots:
             shared = ctypes.c_int64.from_address(step.gradient.slots + 8 * self.touched).value
-            self.sums = torch.empty(shared * self.dim, dtype=torch.float32, device="cpu")
-            step.gradient.sums = self.sums.data_ptr()
+            # What has been summed once is kept for the step itself, unless that is more than one
+            # copy of the touched rows: sums are float32 where rows may be half as wide.
+            if shared * 4 <= self.touched * self.parameter.element_size():
+                self.sums = torch.empty(shared * self.dim, dtype=torch.float32, device="cpu")
+                step.gradient.sums = self.sums.data_ptr()
         if self.is_by_row:  # tells the kernel that mean squares are wanted
             step.second = native.Moment(kind=_ROW_WISE, is_by_row=1)
         self.has_row_values = True
