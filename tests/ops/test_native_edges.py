@@ -12,6 +12,7 @@ from step_cases import DTYPES, Case, run
 from torch import Tensor
 
 import sketchoptim as so
+from sketchoptim.ops import Rule, cpu
 from sketchoptim.storage import PRESETS, Sketched
 
 pytestmark = needs_native
@@ -95,6 +96,39 @@ def test_a_parameter_without_elements_is_stepped(memory, shape):
             outcome = run(case)
         assert outcome.parameter.shape == shape
         assert outcome.state["step"] == 2
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("copies", [1, 2, 5])
+def test_a_step_keeps_less_than_two_copies_of_the_touched_rows(dtype, copies):
+    rows, dim = 50, 512
+    ids = torch.arange(rows).repeat(copies).flip(0)
+    values = torch.ones(ids.numel(), dim, dtype=dtype)
+    parameter = torch.zeros(rows, dim, dtype=dtype)
+    storages = {"second": Sketched(conservative=True)}
+    with stepping_by(LEVELS[-1]):
+        step = cpu.NativeStep(
+            parameter, sparse(ids, values, (rows, dim)), storages, Rule(step_size=1.0)
+        )
+        assert step.is_finite()
+    kept = [held for held in vars(step).values() if isinstance(held, Tensor)]
+    shared = {parameter.data_ptr(), values.data_ptr()}
+    own = sum(held.nbytes for held in kept if held.data_ptr() not in shared)
+    assert own < 2 * parameter.nbytes
+
+
+def test_a_table_of_more_elements_than_32_bits_count_is_stepped_at_both_ends():
+    rows, dim = 2**21 + 1, 1024
+    parameter = torch.nn.Parameter(torch.empty(rows, dim, dtype=torch.bfloat16))  # never touched
+    ids = torch.tensor([rows - 1, 0, rows - 1])
+    with torch.no_grad():
+        parameter[ids] = 1.0
+    optimizer = so.Adam([{"params": [parameter], "memory": "lean"}], lr=0.5)
+    parameter.grad = sparse(ids, torch.ones(3, dim, dtype=torch.bfloat16), (rows, dim))
+    with stepping_by(LEVELS[-1], threads=2) as taken:
+        optimizer.step()
+    assert taken.native == 1
+    assert (parameter[[0, rows - 1]] == 0.5).all()
 
 
 # -- torch's defaults ----------------------------------------------------------------------------
