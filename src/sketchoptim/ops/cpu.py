@@ -28,13 +28,19 @@ def supports(parameter: Tensor, gradient: Tensor, storages: Mapping[Name, Storag
     return (
         parameter.device.type == "cpu"
         and parameter.dtype in _DTYPES
-        and parameter.is_contiguous()
         and parameter.shape[:1].numel() <= hashing.MAX_ID + 1
-        and values.is_contiguous()
+        and _is_plain(parameter)
+        and _is_plain(values)
         and (gradient.is_sparse or not _keeps_too_much(parameter, storages))
         and all(_has_kernel(storage) for storage in storages.values())
         and native.library() is not None
     )
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether the numbers are those in memory: not in a subclass of Tensor, nor negated lazily."""
+    is_itself = type(tensor) in (Tensor, torch.nn.Parameter)
+    return is_itself and tensor.is_contiguous() and not tensor.is_neg()
 
 
 def _keeps_too_much(parameter: Tensor, storages: Mapping[Name, Storage]) -> bool:
