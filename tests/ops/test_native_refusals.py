@@ -39,12 +39,29 @@ def rows_of(first: Tensor) -> Tensor:
 # -- left to the reference -----------------------------------------------------------------------
 
 EXPANDED = torch.zeros(1, 1).expand(1, 4)
+
+
+class Elsewhere(Tensor):
+    """A tensor without memory of its own, as a distributed one is."""
+
+    @staticmethod
+    def __new__(cls) -> "Elsewhere":
+        return Tensor._make_wrapper_subclass(cls, SHAPE)
+
+    @classmethod
+    def __torch_dispatch__(cls, operator, types, arguments=(), options=None):
+        raise NotImplementedError
+
+
 # (parameter, gradient, storage of the second moment): everything that has no kernel.
 LEFT = {
     "float64": (contiguous().double(), one_row(torch.zeros(1, 4).double()), so.RowWise()),
     "a transposed parameter": (torch.zeros(4, 60).t(), rows_of(contiguous()), so.RowWise()),
     "every other column": (torch.zeros(60, 8)[:, ::2], rows_of(contiguous()), so.RowWise()),
     "a transposed gradient": (contiguous(), torch.zeros(4, 60).t(), so.RowWise()),
+    "a parameter without memory": (Elsewhere(), contiguous(), so.RowWise()),
+    "a gradient without memory": (contiguous(), Elsewhere(), so.RowWise()),
+    "a lazily negated gradient": (contiguous(), torch._neg_view(contiguous()), so.RowWise()),
     "expanded values": (contiguous(), one_row(EXPANDED), so.RowWise()),
     "another device": (contiguous().to("meta"), contiguous().to("meta"), so.RowWise()),
     "ids beyond 32 bits": (torch.zeros(2**32 + 1, 0), torch.zeros(2**32 + 1, 0), so.Exact()),
