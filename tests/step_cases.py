@@ -31,7 +31,7 @@ class Case:
     seed: int = 0
     options: dict[str, Any] = field(default_factory=dict)
     is_whole: bool = False
-    """Gradients are small powers of two, so that few bits hold what becomes of them."""
+    """Gradients are one or two, so that few bits hold what becomes of them."""
 
     @property
     def storages(self) -> list[Storage]:
@@ -137,7 +137,7 @@ def _ids(case: Case, generator: torch.Generator) -> Tensor:
 def _numbers(case: Case, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     if case.is_whole:
         rows = shape[:1] + (1,) * (len(shape) - 1)
-        sizes = 2.0 ** torch.randint(-1, 2, rows, generator=generator)
+        sizes = 2.0 ** torch.randint(2, rows, generator=generator)
         return sizes * (1.0 - 2 * torch.randint(2, shape, generator=generator))
     sizes = 10.0 ** torch.empty(shape[:1]).uniform_(-3, 1, generator=generator)
     numbers = torch.randn(shape, generator=generator)
