@@ -64,6 +64,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--methods", nargs="+", choices=get_args(Method), default=["exact", "lean"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=1866, help="1866 is about one pass")
+    parser.add_argument("--body-lr", type=float, default=3e-3, help="of the dense layers")
     parser.add_argument("--words", type=int, help="measure on the first so many; default: all")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--json", type=Path, help="file for all numbers")
@@ -73,7 +74,9 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
 def measured(corpus: Corpus, method: Method, options: argparse.Namespace) -> dict[str, object]:
     """Everything about one method: its rates, and each seed at the best of them."""
     first, *others = options.seeds
-    settings = TrainSettings(method=method, table_lr=1.0, steps=options.steps, seed=first)
+    settings = TrainSettings(
+        method=method, table_lr=1.0, body_lr=options.body_lr, steps=options.steps, seed=first
+    )
     runs: dict[float, Run] = {}
 
     def trial(rate: float) -> float:
