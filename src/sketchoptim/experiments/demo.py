@@ -15,7 +15,7 @@ from .models import ModelSettings
 from .train import Method, Run, TrainSettings, perplexity, train
 
 MODEL = ModelSettings(dim=256, hidden=256, samples=1024)
-STEPS = 1000
+STEPS = 500
 HELD_OUT_WORDS = 20_000
 # best of a grid on the validation files: python benchmarks/demo_rates.py
 TABLE_RATES: dict[Method, float] = {"exact": 0.1, "lean": 0.03}
