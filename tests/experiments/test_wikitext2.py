@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(
     reason=f"WikiText-2 is not at {DATA / 'wikitext-2'}; set SKETCHOPTIM_DATA to its parent folder",
 )
 
-# each the best of .005, .01, .02, .04, .08, .15, .3 in this setting
+# each the best of .01, .02, .04, .08, .15, .3 in this setting
 RATES = {"exact": 0.15, "lean": 0.08}
 
 
