@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#define SKETCHOPTIM_ABI 2
+#define SKETCHOPTIM_ABI 3
 
 enum DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 enum Kind : int32_t { kNone = 0, kExact = 1, kRowWise = 2, kSketch = 3 };
@@ -77,16 +77,16 @@ int32_t sketchoptim_abi();
 void sketchoptim_hash(const int64_t* words, int32_t depth, int64_t width, const int64_t* ids,
                       int64_t count, int64_t* buckets, float* signs);
 
-// Groups equal ids: `order` lists entries by ascending id (and by position within one), unique[r]
-// is the r-th distinct id, starts[r] where its entries begin, and slots[r] how many rows before it
-// have several entries. They hold `count` numbers, starts and slots one more (the ends), scratch
-// twice as many. Returns the number of distinct ids; 0, writing nothing, where
-// the ids ascend strictly as they are; -1 where one is outside [0, n).
-int64_t sketchoptim_group(const int64_t* ids, int64_t count, int64_t n, uint64_t* scratch,
-                          int64_t* order, int64_t* starts, int64_t* slots, int64_t* unique);
-int64_t sketchoptim_group_int32(const int32_t* ids, int64_t count, int64_t n, uint64_t* scratch,
-                                int64_t* order, int64_t* starts, int64_t* slots,
-                                int64_t* unique);
+// 1 where ids ascend strictly, as those of a coalesced gradient do; 0 where they do not; -1 where
+// one is outside [0, n).
+int32_t sketchoptim_ascend(const int64_t* ids, int64_t count, int64_t n);
+
+// Groups equal ids, which lie in [0, 2^32): `order` lists entries by ascending id (and by position
+// within one), unique[r] is the r-th distinct id, starts[r] where its entries begin, and slots[r]
+// how many rows before it have several entries. They hold `count` numbers, starts and slots one
+// more (the ends), scratch twice as many. Returns the number of distinct ids.
+int64_t sketchoptim_group(const int64_t* ids, int64_t count, uint64_t* scratch, int64_t* order,
+                          int64_t* starts, int64_t* slots, int64_t* unique);
 
 // Whether all gradients that would reach the moments are finite; fills row_values with the mean
 // square of each row. Changes nothing else.

@@ -26,17 +26,21 @@ uint64_t* sort_by_id(uint64_t* entries, uint64_t* other, int64_t count, uint64_t
   return entries;
 }
 
-template <typename Id>
-int64_t group(const Id* ids, int64_t count, int64_t n, uint64_t* scratch, int64_t* order,
-              int64_t* starts, int64_t* slots, int64_t* unique) {
-  int64_t largest = 0, descents = 0;
+}  // namespace
+
+extern "C" int32_t sketchoptim_ascend(const int64_t* ids, int64_t count, int64_t n) {
+  int64_t outside = 0, descents = 0;
   for (int64_t i = 0; i < count; ++i) {
-    const int64_t id = ids[i];
-    if (id < 0 || id >= n) return -1;
-    largest = std::max(largest, id);
+    outside += ids[i] < 0 || ids[i] >= n;
     descents += i > 0 && ids[i - 1] >= ids[i];
   }
-  if (descents == 0) return 0;
+  return outside ? -1 : descents == 0;
+}
+
+extern "C" int64_t sketchoptim_group(const int64_t* ids, int64_t count, uint64_t* scratch,
+                                     int64_t* order, int64_t* starts, int64_t* slots,
+                                     int64_t* unique) {
+  const int64_t largest = count ? *std::max_element(ids, ids + count) : 0;
   for (int64_t i = 0; i < count; ++i)
     scratch[i] = static_cast<uint64_t>(ids[i]) << 32 | static_cast<uint64_t>(i);
   const uint64_t* sorted =
@@ -54,18 +58,4 @@ int64_t group(const Id* ids, int64_t count, int64_t n, uint64_t* scratch, int64_
   slots[0] = 0;
   for (int64_t r = 0; r < rows; ++r) slots[r + 1] = slots[r] + (starts[r + 1] - starts[r] > 1);
   return rows;
-}
-
-}  // namespace
-
-extern "C" int64_t sketchoptim_group(const int64_t* ids, int64_t count, int64_t n,
-                                     uint64_t* scratch, int64_t* order, int64_t* starts,
-                                     int64_t* slots, int64_t* unique) {
-  return group(ids, count, n, scratch, order, starts, slots, unique);
-}
-
-extern "C" int64_t sketchoptim_group_int32(const int32_t* ids, int64_t count, int64_t n,
-                                           uint64_t* scratch, int64_t* order, int64_t* starts,
-                                           int64_t* slots, int64_t* unique) {
-  return group(ids, count, n, scratch, order, starts, slots, unique);
 }

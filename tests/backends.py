@@ -58,13 +58,13 @@ def stepping_by(level: str | None, *, threads: int = 1) -> Iterator[Counter]:
     counter = Counter()
     run_native, run_reference = cpu.NativeStep.run_, reference.ReferenceStep.run_
 
-    def counted_native(step: cpu.NativeStep, *moments: object) -> None:
+    def counted_native(step: cpu.NativeStep) -> None:
         counter.native += 1
-        run_native(step, *moments)
+        run_native(step)
 
-    def counted_reference(step: reference.ReferenceStep, *moments: object) -> None:
+    def counted_reference(step: reference.ReferenceStep) -> None:
         counter.reference += 1
-        run_reference(step, *moments)
+        run_reference(step)
 
     chosen = None if level is None else library(level)
     before = torch.get_num_threads()

@@ -24,7 +24,7 @@ _WORD = 2**64
 _LOW_32_BITS = 2**32 - 1
 
 
-def _mix(word: int) -> int:
+def mixed(word: int) -> int:
     """The splitmix64 finaliser: a bijection of 64-bit words that spreads every bit."""
     word = (word + 0x9E3779B97F4A7C15) % _WORD
     word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) % _WORD
@@ -45,8 +45,8 @@ def seeded(seed: int, parameter: int, depth: int) -> Tensor:
     """
     rows = []
     for row in range(depth):
-        key = _mix(_mix(_mix(seed % _WORD) ^ parameter) ^ row)
-        rows.append([_mix(key ^ word) for word in range(1, 5)])
+        key = mixed(mixed(mixed(seed % _WORD) ^ parameter) ^ row)
+        rows.append([mixed(key ^ word) for word in range(1, 5)])
     return _as_words(rows)
 
 

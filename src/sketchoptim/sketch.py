@@ -23,6 +23,11 @@ _LARGEST_VALUE = 2.0**80
 _IDS_AT_ONCE = 1 << 14
 
 
+def is_lazy(scale: float) -> bool:
+    """Whether the scale can stay a number beside the table."""
+    return _SMALLEST_SCALE <= abs(scale) <= _LARGEST_SCALE
+
+
 class Location(NamedTuple):
     """Where some ids live: a bucket, and a sign where there are signs, in each hash row."""
 
@@ -152,7 +157,7 @@ class Sketch:
         if scale == 0.0:
             self.table.zero_()
             scale = 1.0
-        elif not _SMALLEST_SCALE <= abs(scale) <= _LARGEST_SCALE:
+        elif not is_lazy(scale):
             scale, exponent = math.frexp(scale)
             self._shift_(exponent, factor)
         self.scale.fill_(scale)
@@ -242,7 +247,7 @@ class Sketch:
         """The next 32 bits that stochastic rounding starts from."""
         assert self.rounds is not None
         self.rounds += 1
-        return int(hashing.seeded(int(self.rounds.item()), 0, 1)[0, 0].item()) & 0xFFFFFFFF
+        return hashing.mixed(int(self.rounds.item())) & 0xFFFFFFFF
 
     def _shift_(self, exponent: int, factor: float) -> None:
         """Multiplies the table by 2^exponent, or raises where its dtype cannot hold that."""

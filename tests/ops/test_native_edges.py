@@ -12,6 +12,7 @@ from step_cases import DTYPES, Case, run
 from torch import Tensor
 
 import sketchoptim as so
+from sketchoptim.moments import Moments, Table, create, open_moment
 from sketchoptim.ops import Rule, cpu
 from sketchoptim.storage import PRESETS, Sketched
 
@@ -105,11 +106,12 @@ def test_a_step_keeps_less_than_two_copies_of_the_touched_rows(dtype, copies):
     ids = torch.arange(rows).repeat(copies).flip(0)
     values = torch.ones(ids.numel(), dim, dtype=dtype)
     parameter = torch.zeros(rows, dim, dtype=dtype)
-    storages = {"second": Sketched(conservative=True)}
+    storage = Sketched(conservative=True)
+    table = Table(parameter.shape, dtype, parameter.device, 0)
+    moments = Moments(None, open_moment(storage, "second", create(storage, table)))
+    gradient = sparse(ids, values, (rows, dim))
     with stepping_by(LEVELS[-1]):
-        step = cpu.NativeStep(
-            parameter, sparse(ids, values, (rows, dim)), storages, Rule(step_size=1.0)
-        )
+        step = cpu.NativeStepper(parameter, moments).prepare(gradient, Rule(step_size=1.0))
         assert step.is_finite()
     kept = [held for held in vars(step).values() if isinstance(held, Tensor)]
     shared = {parameter.data_ptr(), values.data_ptr()}

@@ -156,47 +156,36 @@ struct Work {
   }
 };
 
-template <typename Id>
-int64_t group(const Id* ids, int64_t count, int64_t n, uint64_t* scratch, int64_t* order,
-              int64_t* starts, int64_t* slots, int64_t* unique) {
-  if constexpr (sizeof(Id) == 4)
-    return sketchoptim_group_int32(ids, count, n, scratch, order, starts, slots, unique);
-  else
-    return sketchoptim_group(ids, count, n, scratch, order, starts, slots, unique);
-}
-
 // Groups random ids as cpu.py does; now and then one is outside the table.
-template <typename Id>
 void random_ids(Work& work, int64_t n) {
   const int64_t count = one_of<int64_t>({0, 1, 2, 10, 60, 300});
   const int pattern = static_cast<int>(below(4));
   const int64_t hot = below(n);
-  Bytes ids(count * static_cast<int64_t>(sizeof(Id)));
+  Bytes ids(8 * count);
   for (int64_t i = 0; i < count; ++i) {
     const int64_t ends = chance(2) ? n - 1 : 0;
     const int64_t id = pattern == 0 ? ends : pattern == 1 && !chance(4) ? hot : below(n);
-    ids.as<Id>()[i] = static_cast<Id>(id);
+    ids.as<int64_t>()[i] = id;
   }
-  if (pattern == 2) std::sort(ids.as<Id>(), ids.as<Id>() + count);
-  Bytes scratch(16 * count), unique(8 * count);
-  work.order = std::make_shared<Bytes>(8 * count);
-  work.starts = std::make_shared<Bytes>(8 * (count + 1));
-  work.slots = std::make_shared<Bytes>(8 * (count + 1));
-  auto run = [&] {
-    return group(ids.as<Id>(), count, n, scratch.as<uint64_t>(), work.order->as<int64_t>(),
-                 work.starts->as<int64_t>(), work.slots->as<int64_t>(), unique.as<int64_t>());
-  };
+  if (pattern == 2) std::sort(ids.as<int64_t>(), ids.as<int64_t>() + count);
+  auto ascend = [&] { return sketchoptim_ascend(ids.as<int64_t>(), count, n); };
   if (count > 0 && chance(5)) {
-    Id& id = ids.as<Id>()[below(count)];
-    const Id kept = id;
-    id = static_cast<Id>(chance(2) ? -1 : n);
-    REQUIRE(run() == -1);
+    int64_t& id = ids.as<int64_t>()[below(count)];
+    const int64_t kept = id;
+    id = chance(2) ? -1 : n;
+    REQUIRE(ascend() == -1);
     id = kept;
   }
-  int64_t rows = run();
-  REQUIRE(rows >= 0);
+  int64_t rows = count;
   Gradient& gradient = work.step.gradient;
-  if (rows > 0) {
+  if (ascend() == 0) {
+    Bytes scratch(16 * count), unique(8 * count);
+    work.order = std::make_shared<Bytes>(8 * count);
+    work.starts = std::make_shared<Bytes>(8 * (count + 1));
+    work.slots = std::make_shared<Bytes>(8 * (count + 1));
+    rows = sketchoptim_group(ids.as<int64_t>(), count, scratch.as<uint64_t>(),
+                             work.order->as<int64_t>(), work.starts->as<int64_t>(),
+                             work.slots->as<int64_t>(), unique.as<int64_t>());
     work.ids = std::make_shared<std::vector<int64_t>>(unique.as<int64_t>(),
                                                       unique.as<int64_t>() + rows);
     gradient.order = work.order->as<int64_t>();
@@ -207,8 +196,7 @@ void random_ids(Work& work, int64_t n) {
       gradient.sums = work.sums->as<float>();
     }
   } else {
-    rows = count;
-    work.ids = std::make_shared<std::vector<int64_t>>(ids.as<Id>(), ids.as<Id>() + count);
+    work.ids = std::make_shared<std::vector<int64_t>>(ids.as<int64_t>(), ids.as<int64_t>() + count);
   }
   work.ids->shrink_to_fit();
   for (int64_t r = 1; r < rows; ++r) REQUIRE((*work.ids)[r - 1] < (*work.ids)[r]);
@@ -270,10 +258,8 @@ Work random_work() {
     s.gradient.rows = n;
     replace(work.values, n * dim * bytes_of(s.dtype));
     fill(work.values, s.dtype, n * dim, false);
-  } else if (chance(2)) {
-    random_ids<int32_t>(work, n);
   } else {
-    random_ids<int64_t>(work, n);
+    random_ids(work, n);
   }
   replace(work.row_values, work.second.moment.is_by_row ? 4 * s.gradient.rows : 0);
   return work;

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from ..storage import Exact, RankOne, RowWise, Sketched, Storage, TopSingular
 from .exact import ExactMoment
-from .moment import Average, Moment, Name, State, Table
+from .moment import Average, Moment, Moments, Name, State, Table
 from .rank_one import RankOneMoment
 from .row_wise import RowWiseMoment
 from .sketched import LinearMoment, SketchedMoment, sketched_moment
@@ -16,6 +16,7 @@ __all__ = [
     "ExactMoment",
     "LinearMoment",
     "Moment",
+    "Moments",
     "Name",
     "RowWiseMoment",
     "SketchedMoment",

@@ -84,6 +84,13 @@ class Moment:
         """Does what is due after step number `step`, whoever did the step."""
 
 
+class Moments(NamedTuple):
+    """The moments of one parameter; None for one that is not kept."""
+
+    first: Moment | None
+    second: Moment | None
+
+
 def row_sums(values: Tensor) -> Tensor:
     """The sums ``[k, 1]`` over ``values[k, dim]``, the same bits for any number of threads."""
     parts = [part.sum(1, keepdim=True) for part in values.split(_SUMMED_AT_ONCE, 1)]

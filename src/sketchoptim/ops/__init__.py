@@ -1,8 +1,8 @@
 """One step of one parameter: what it does, and who does it."""
 
-from .dispatch import Step, prepare
+from .dispatch import Step, Stepper, stepper
 from .library import rule_to_tensor
 from .reference import LARGEST_GRADIENT
 from .rule import Rule
 
-__all__ = ["LARGEST_GRADIENT", "Rule", "Step", "prepare", "rule_to_tensor"]
+__all__ = ["LARGEST_GRADIENT", "Rule", "Step", "Stepper", "rule_to_tensor", "stepper"]

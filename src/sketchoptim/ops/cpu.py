@@ -1,16 +1,14 @@
 """The step in C++: one call that sums duplicates, moves the moments and the parameter's rows."""
 
 import ctypes
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from .. import hashing
-from ..moments import ExactMoment, Moment, Name, RowWiseMoment, SketchedMoment
-from ..moments.moment import Average
+from ..moments import Average, ExactMoment, Moment, Moments, RowWiseMoment, SketchedMoment
 from ..rows import CHUNK_ELEMENTS
-from ..storage import Exact, RowWise, Sketched, Storage
+from ..sketch import Sketch, is_lazy
 from . import native
 from .reference import LARGEST_GRADIENT, ids_error
 from .rule import Rule
@@ -20,157 +18,209 @@ _EXACT, _ROW_WISE, _SKETCH = 1, 2, 3
 _FORMS = {"linear": 0, "paper": 1, "bucket": 2}
 _CONSERVATIVE = 3
 _MAX_DEPTH = 32
+_PLAIN = (Tensor, torch.nn.Parameter)
 
 
-def supports(parameter: Tensor, gradient: Tensor, storages: Mapping[Name, Storage]) -> bool:
-    """Whether a kernel exists for this parameter and these storages, and can be called."""
-    values = gradient._values() if gradient.is_sparse else gradient
+def supports(parameter: Tensor, moments: Moments) -> bool:
+    """Whether a kernel exists for this parameter and these moments, and can be called."""
     return (
         parameter.device.type == "cpu"
         and parameter.dtype in _DTYPES
         and parameter.shape[:1].numel() <= hashing.MAX_ID + 1
         and _is_plain(parameter)
-        and _is_plain(values)
-        and (gradient.is_sparse or not _keeps_too_much(parameter, storages))
-        and all(_has_kernel(storage) for storage in storages.values())
+        and parameter.is_contiguous()
+        and all(_has_kernel(moment) for moment in moments)
         and native.library() is not None
     )
 
 
 def _is_plain(tensor: Tensor) -> bool:
     """Whether the numbers are those in memory: not in a subclass of Tensor, nor negated lazily."""
-    is_itself = type(tensor) in (Tensor, torch.nn.Parameter)
-    return is_itself and tensor.is_contiguous() and not tensor.is_neg()
+    return type(tensor) in _PLAIN and not tensor.is_neg()
 
 
-def _keeps_too_much(parameter: Tensor, storages: Mapping[Name, Storage]) -> bool:
-    """Whether a number for each row, which the kernel keeps, would be of the size of a table."""
-    return _is_by_row(storages.get("second")) and parameter.shape[:1].numel() > CHUNK_ELEMENTS
-
-
-def _has_kernel(storage: Storage) -> bool:
-    if isinstance(storage, Sketched):
+def _has_kernel(moment: Moment | None) -> bool:
+    if isinstance(moment, SketchedMoment):
+        storage = moment.storage
         is_lean = storage.granularity == "row" or not storage.conservative
         return is_lean and storage.depth <= _MAX_DEPTH
-    return isinstance(storage, Exact | RowWise)
+    return moment is None or isinstance(moment, ExactMoment | RowWiseMoment)
+
+
+class NativeStepper:
+    """What the steps of one parameter share: the call, filled in but for gradient and numbers.
+
+    Python that runs once a step is most of what a small step costs, and with cold caches ten to
+    thirty times what it costs in a loop; hence what can be known in advance is.
+    """
+
+    def __init__(self, parameter: Tensor, moments: Moments) -> None:
+        library = native.library()
+        assert library is not None  # supports() has looked
+        self.library, self.parameter = library, parameter
+        self.rows, self.dim = parameter.shape[:1].numel(), parameter.shape[1:].numel()
+        self.call = native.Step(
+            parameter=parameter.data_ptr(),
+            dim=self.dim,
+            dtype=_DTYPES[parameter.dtype],
+            largest_gradient=LARGEST_GRADIENT,
+        )
+        self.gradient = self.call.gradient
+        self.moments = [
+            None if moment is None else NativeMoment(moment, parameter, call)
+            for moment, call in zip(moments, (self.call.first, self.call.second), strict=True)
+        ]
+        # Mean squares by row, found while a gradient is looked at, become second moments.
+        self.is_by_row = bool(self.call.second.is_by_row)
+
+    def takes(self, gradient: Tensor) -> bool:
+        """Whether the gradient's numbers are in memory as the kernel reads them."""
+        if gradient.is_sparse:
+            return _is_plain(gradient._values())
+        # A number for each row, which the kernel keeps, would be of the size of a table.
+        keeps_too_much = self.is_by_row and self.rows > CHUNK_ELEMENTS
+        return _is_plain(gradient) and gradient.is_contiguous() and not keeps_too_much
+
+    def prepare(self, gradient: Tensor, rule: Rule) -> "NativeStep":
+        """The step along a gradient, its equal ids found, once its rows are known to exist."""
+        call = self.call
+        call.threads = torch.get_num_threads()
+        call.step_size, call.second_root, call.eps = rule.step_size, rule.second_root, rule.eps
+        call.weight_decay, call.shrink = rule.weight_decay, rule.shrink
+        call.is_maximizing, call.is_ratio = rule.maximize, rule.is_ratio
+        call.has_nesterov, call.nesterov = rule.nesterov is not None, rule.nesterov or 0.0
+        call.has_clip, call.clip = rule.clip is not None, rule.clip or 0.0
+        return NativeStep(self, gradient, rule)
 
 
 class NativeStep:
     """A step of one parameter: first looked at, then done. Temporaries are a few numbers a row."""
 
-    def __init__(
-        self, parameter: Tensor, gradient: Tensor, storages: Mapping[Name, Storage], rule: Rule
-    ) -> None:
-        library = native.library()
-        assert library is not None  # supports() has looked
-        self.library, self.parameter, self.rule = library, parameter, rule
-        self.values = gradient._values() if gradient.is_sparse else gradient
-        self.dim = parameter.shape[1:].numel()
-        _check(self.values, parameter.dtype, self.values.shape[:1].numel() * self.dim)
-        self.grouping: Tensor | None = None
-        self.description = native.Gradient(values=self.values.data_ptr())
+    def __init__(self, stepper: NativeStepper, gradient: Tensor, rule: Rule) -> None:
+        self.stepper, self.rule = stepper, rule
+        self.sums: Tensor | None = None
+        self.row_values: Tensor | None = None
+        call = stepper.gradient
+        call.starts = call.order = call.slots = call.sums = None
         if gradient.is_sparse:
-            self._group(gradient._indices()[0])
+            # A copy where values are expanded, as those of a summed output are.
+            self.values = gradient._values().contiguous()
+            self._group(gradient._indices())
         else:
-            self.description.rows = parameter.shape[0] if parameter.dim() else 1
-        self.touched = int(self.description.rows)
-        # Mean squares by row, found while the gradient is looked at, become second moments.
-        self.is_by_row = _is_by_row(storages.get("second"))
-        size = self.touched if self.is_by_row else 0
-        self.row_values = torch.empty(size, dtype=torch.float32, device="cpu")
-        self.has_row_values = False
-        self.step = self._described_step()
+            self.values = gradient
+            call.ids, call.rows = None, stepper.rows
+        _check(self.values, stepper.parameter.dtype, self.values.shape[:1].numel() * stepper.dim)
+        call.values = self.values.data_ptr()
+        self.touched = int(call.rows)
+        self.is_inspected = False
 
     def _group(self, ids: Tensor) -> None:
         """Finds equal ids; ids that ascend strictly, as coalesced ones do, stay as they are."""
-        ids = ids.contiguous()
+        library, call, rows = self.stepper.library, self.stepper.gradient, self.stepper.rows
+        self.ids = ids = ids.contiguous()
         count = ids.numel()
+        ascends = library.sketchoptim_ascend(ids.data_ptr(), count, rows)
+        if ascends < 0:
+            raise ids_error(self.stepper.parameter, int(ids.min()), int(ids.max()))
+        if ascends:
+            call.rows, call.ids = count, ids.data_ptr()
+            return
         # scratch (2 count), order, unique (count each), starts, slots (count + 1): one allocation
-        work = torch.empty(6 * count + 2, dtype=torch.int64, device="cpu")
+        self.ids = torch.empty(6 * count + 2, dtype=torch.int64, device="cpu")
+        scratch = self.ids.data_ptr()
         order, unique, starts, slots = (
-            work.data_ptr() + 8 * part for part in (2 * count, 3 * count, 4 * count, 5 * count + 1)
+            scratch + 8 * part for part in (2 * count, 3 * count, 4 * count, 5 * count + 1)
         )
-        rows = self.library.sketchoptim_group(
-            *(ids.data_ptr(), count, self.parameter.shape[0], work.data_ptr()),
-            *(order, starts, slots, unique),
+        call.rows = library.sketchoptim_group(
+            ids.data_ptr(), count, scratch, order, starts, slots, unique
         )
-        if rows < 0:
-            raise ids_error(self.parameter, int(ids.min()), int(ids.max()))
-        description = self.description
-        if rows == 0:
-            self.grouping = ids
-            description.rows, description.ids = count, ids.data_ptr()
-        else:
-            self.grouping = work
-            description.rows, description.ids = rows, unique
-            description.order, description.starts, description.slots = order, starts, slots
+        call.ids, call.order, call.starts, call.slots = unique, order, starts, slots
 
     def is_finite(self) -> bool:
-        step = self.step
-        if step.gradient.slots:
-            shared = ctypes.c_int64.from_address(step.gradient.slots + 8 * self.touched).value
+        call, stepper = self.stepper.gradient, self.stepper
+        if call.slots:
+            shared = ctypes.c_int64.from_address(call.slots + 8 * self.touched).value
             # What has been summed once is kept for the step itself, unless that is more than one
             # copy of the touched rows: sums are float32 where rows may be half as wide.
-            if shared * 4 <= self.touched * self.parameter.element_size():
-                self.sums = torch.empty(shared * self.dim, dtype=torch.float32, device="cpu")
-                step.gradient.sums = self.sums.data_ptr()
-        if self.is_by_row:  # tells the kernel that mean squares are wanted
-            step.second = native.Moment(kind=_ROW_WISE, is_by_row=1)
-        self.has_row_values = True
-        return bool(self.library.sketchoptim_inspect(ctypes.byref(step)))
+            if shared * 4 <= self.touched * stepper.parameter.element_size():
+                self.sums = torch.empty(shared * stepper.dim, dtype=torch.float32, device="cpu")
+                call.sums = self.sums.data_ptr()
+        if stepper.is_by_row:
+            self.row_values = torch.empty(self.touched, dtype=torch.float32, device="cpu")
+            stepper.call.row_values = self.row_values.data_ptr()
+        self.is_inspected = True
+        return bool(stepper.library.sketchoptim_inspect(stepper.call))
 
-    def run_(self, first: Moment | None, second: Moment | None) -> None:
-        if self.is_by_row and not self.has_row_values:
+    def run_(self) -> None:
+        stepper = self.stepper
+        if stepper.is_by_row and not self.is_inspected:
             self.is_finite()
-        for moment in (first, second):
-            _check_moment(moment, self.parameter, self.dim)
-        self.step.first = _described(first, self.rule.first)
-        self.step.second = _described(second, self.rule.second)
-        self.library.sketchoptim_step(ctypes.byref(self.step))
+        for moment, average in zip(
+            stepper.moments, (self.rule.first, self.rule.second), strict=True
+        ):
+            if moment is not None and average is not None:
+                moment.begin_(average)
+        stepper.library.sketchoptim_step(stepper.call)
         # Autograd sees writes by torch only, and must refuse graphs of the weights as they were.
-        torch.autograd.graph.increment_version(self.parameter)
-
-    def _described_step(self) -> native.Step:
-        rule = self.rule
-        return native.Step(
-            parameter=self.parameter.data_ptr(),
-            dim=self.dim,
-            dtype=_DTYPES[self.parameter.dtype],
-            threads=torch.get_num_threads(),
-            gradient=self.description,
-            row_values=self.row_values.data_ptr(),
-            step_size=rule.step_size,
-            second_root=rule.second_root,
-            eps=rule.eps,
-            weight_decay=rule.weight_decay,
-            shrink=rule.shrink,
-            nesterov=rule.nesterov or 0.0,
-            clip=rule.clip or 0.0,
-            largest_gradient=LARGEST_GRADIENT,
-            is_maximizing=rule.maximize,
-            has_nesterov=rule.nesterov is not None,
-            has_clip=rule.clip is not None,
-            is_ratio=rule.is_ratio,
-        )
+        torch.autograd.graph.increment_version(stepper.parameter)
 
 
-def _is_by_row(storage: Storage | None) -> bool:
-    return isinstance(storage, RowWise) or (
-        isinstance(storage, Sketched) and storage.granularity == "row"
-    )
+class NativeMoment:
+    """A moment's part of the call: what it is, once, and how it moves, before each step."""
 
+    def __init__(self, moment: Moment, parameter: Tensor, call: native.Moment) -> None:
+        self.call = call
+        self.sketch: Sketch | None = None
+        if isinstance(moment, SketchedMoment):
+            self._describe_sketch(moment, parameter.shape[1:].numel())
+        elif isinstance(moment, RowWiseMoment):
+            rows = moment.tensors["rows"]
+            _check(rows, torch.float32, parameter.shape[:1].numel())
+            call.kind, call.is_by_row, call.data = _ROW_WISE, True, rows.data_ptr()
+        else:
+            values = moment.tensors["values"]
+            _check(values, parameter.dtype, parameter.numel())
+            call.kind, call.dtype, call.data = _EXACT, _DTYPES[values.dtype], values.data_ptr()
 
-def _check_moment(moment: Moment | None, parameter: Tensor, dim: int) -> None:
-    """Raises, before anything has moved, where a moment's tensors are not what kernels read."""
-    if isinstance(moment, SketchedMoment):
-        sketch = moment.sketch
-        columns = 1 if moment.storage.granularity == "row" else dim
-        _check(sketch.table, moment.storage.dtype, sketch.depth * sketch.width * columns)
+    def _describe_sketch(self, moment: SketchedMoment, dim: int) -> None:
+        call, storage, sketch = self.call, moment.storage, moment.sketch
+        is_by_row = storage.granularity == "row"
+        size = sketch.depth * sketch.width * (1 if is_by_row else dim)
+        _check(sketch.table, storage.dtype, size)
         _check(sketch.words, torch.int64, 4 * sketch.depth)
-    elif isinstance(moment, RowWiseMoment):
-        _check(moment.tensors["rows"], torch.float32, parameter.shape[:1].numel())
-    elif isinstance(moment, ExactMoment):
-        _check(moment.tensors["values"], parameter.dtype, parameter.numel())
+        _check(sketch.scale, torch.float32, 1)
+        self.sketch = sketch
+        self.decays = storage.decay == "linear"
+        # The memory of a tensor that the sketch keeps, without a call of torch to get at it.
+        self.scale = ctypes.c_float.from_address(sketch.scale.data_ptr())
+        call.kind, call.form = _SKETCH, _FORMS[storage.decay]
+        if storage.conservative:
+            call.form = _CONSERVATIVE
+        call.dtype, call.is_signed, call.is_by_row = (
+            _DTYPES[sketch.table.dtype],
+            sketch.is_signed,
+            is_by_row,
+        )
+        call.depth, call.width = sketch.depth, sketch.width
+        call.data, call.words = sketch.table.data_ptr(), sketch.words.data_ptr()
+
+    def begin_(self, average: Average) -> None:
+        """Describes the next step; decays what decays as a whole."""
+        call, sketch = self.call, self.sketch
+        call.weight, call.decay_less_one = average.weight, average.decay - 1
+        call.is_average = average.weight == 1 - average.decay
+        if sketch is None:
+            return
+        if self.decays:
+            scale = self.scale.value * average.decay
+            if is_lazy(scale):
+                self.scale.value = scale
+            else:
+                sketch.scale_(average.decay)
+        call.scale = scale = self.scale.value
+        call.inverse_scale = 1.0 / scale
+        if sketch.rounds is not None:
+            call.rounding_key = sketch.rounding_key()
 
 
 def _check(tensor: Tensor, dtype: torch.dtype, count: int) -> None:
@@ -186,43 +236,3 @@ def _check(tensor: Tensor, dtype: torch.dtype, count: int) -> None:
             f"shape {list(tensor.shape)}, strides {list(tensor.stride())}, {tensor.dtype} on "
             f"{tensor.device}; make moments with sketchoptim, or load them with load_state_dict()"
         )
-
-
-def _described(moment: Moment | None, average: Average | None) -> native.Moment:
-    """What the kernel needs to know of a moment; decays what decays as a whole."""
-    if moment is None or average is None:
-        return native.Moment()
-    shared = {
-        "is_average": average.weight == 1 - average.decay,
-        "weight": average.weight,
-        "decay_less_one": average.decay - 1,
-    }
-    if isinstance(moment, SketchedMoment):
-        storage, sketch = moment.storage, moment.sketch
-        if storage.decay == "linear":
-            sketch.scale_(average.decay)
-        scale = sketch.scale.item()
-        key = 0
-        if sketch.rounds is not None:
-            key = sketch.rounding_key()
-        return native.Moment(
-            kind=_SKETCH,
-            form=_CONSERVATIVE if storage.conservative else _FORMS[storage.decay],
-            dtype=_DTYPES[sketch.table.dtype],
-            is_signed=sketch.is_signed,
-            is_by_row=storage.granularity == "row",
-            depth=sketch.depth,
-            scale=scale,
-            inverse_scale=1.0 / scale,
-            rounding_key=key,
-            width=sketch.width,
-            data=sketch.table.data_ptr(),
-            words=sketch.words.data_ptr(),
-            **shared,
-        )
-    if isinstance(moment, RowWiseMoment):
-        data = moment.tensors["rows"].data_ptr()
-        return native.Moment(kind=_ROW_WISE, is_by_row=1, data=data, **shared)
-    assert isinstance(moment, ExactMoment)
-    values = moment.tensors["values"]
-    return native.Moment(kind=_EXACT, dtype=_DTYPES[values.dtype], data=values.data_ptr(), **shared)

@@ -1,14 +1,12 @@
-"""Who does a step: the native kernel where there is one, else the reference."""
+"""Who steps a parameter: the native kernel where there is one, else the reference."""
 
-from collections.abc import Mapping
 from typing import Protocol
 
 from torch import Tensor
 
-from ..moments import Moment, Name
-from ..storage import Storage
+from ..moments import Moments
 from . import cpu
-from .reference import ReferenceStep
+from .reference import ReferenceStepper
 from .rule import Rule
 
 
@@ -21,14 +19,27 @@ class Step(Protocol):
     def is_finite(self) -> bool:
         """Whether every gradient that would reach the moments is finite, and its square is too."""
 
-    def run_(self, first: Moment | None, second: Moment | None) -> None:
+    def run_(self) -> None:
         """Moves the moments and the touched rows of the parameter."""
 
 
-def prepare(
-    parameter: Tensor, gradient: Tensor, storages: Mapping[Name, Storage], rule: Rule
-) -> Step:
-    """The step for a parameter whose moments live in `storages`, by the fastest backend."""
-    if cpu.supports(parameter, gradient, storages):
-        return cpu.NativeStep(parameter, gradient, storages, rule)
-    return ReferenceStep(parameter, gradient, rule)
+class Stepper(Protocol):
+    """All that the steps of one parameter share, kept from step to step.
+
+    It holds for the tensors that it was made with, as long as they stay where they are in memory.
+    """
+
+    def takes(self, gradient: Tensor) -> bool:
+        """Whether it is the one to ask for a step along such a gradient."""
+
+    def prepare(self, gradient: Tensor, rule: Rule) -> Step:
+        """The next step, checked; one at a time."""
+
+
+def stepper(parameter: Tensor, gradient: Tensor, moments: Moments) -> Stepper:
+    """The fastest stepper for a parameter with these moments and a gradient of this kind."""
+    if cpu.supports(parameter, moments):
+        native = cpu.NativeStepper(parameter, moments)
+        if native.takes(gradient):
+            return native
+    return ReferenceStepper(parameter, moments)

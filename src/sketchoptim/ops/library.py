@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..moments import Average, Moment, Name, Table, create, open_moment
+from ..moments import Average, Moment, Moments, Name, Table, create, open_moment
 from ..storage import Memory, Storage
-from .dispatch import prepare
+from .dispatch import stepper
 from .rule import Rule
 
 _library = torch.library.Library("sketchoptim", "DEF")
@@ -60,22 +60,21 @@ def _step_(
     memory: str,
 ) -> None:
     choice = Memory.from_dict(json.loads(memory))
-    storages: dict[Name, Storage] = {}
     opened: dict[Name, Moment] = {}
     given: dict[Name, list[Tensor]] = {"first": first, "second": second}
     for name, tensors in given.items():
         storage = getattr(choice, name)
         if storage is not None and tensors:
-            storages[name] = storage
             parts = dict(zip(_part_names(storage), tensors, strict=True))
             opened[name] = open_moment(storage, name, parts)
     gradient = torch.sparse_coo_tensor(
         ids.long().unsqueeze(0), values, parameter.shape, check_invariants=False
     )
-    step = prepare(parameter, gradient, storages, rule_from_tensor(rule))
-    if storages and not step.is_finite():
+    moments = Moments(opened.get("first"), opened.get("second"))
+    step = stepper(parameter, gradient, moments).prepare(gradient, rule_from_tensor(rule))
+    if opened and not step.is_finite():
         raise ValueError("values must be finite and their squares too; the step is refused")
-    step.run_(opened.get("first"), opened.get("second"))
+    step.run_()
 
 
 def _part_names(storage: Storage) -> list[str]:

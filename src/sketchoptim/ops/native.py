@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-_ABI = 2
+_ABI = 3
 # From torch's name of what the machine can do to our name of what a library was built for.
 _LEVELS = {"AVX512": "v4", "AVX2": "v3"}
 
@@ -85,10 +85,10 @@ def load(name: str) -> ctypes.CDLL:
     if library.sketchoptim_abi() != _ABI:
         raise OSError(f"{library._name} is of another version of sketchoptim; install it again")
     pointer = c_void_p
-    library.sketchoptim_group.argtypes = [pointer, c_int64, c_int64, *[pointer] * 5]
+    library.sketchoptim_ascend.argtypes = [pointer, c_int64, c_int64]
+    library.sketchoptim_ascend.restype = c_int32
+    library.sketchoptim_group.argtypes = [pointer, c_int64, *[pointer] * 5]
     library.sketchoptim_group.restype = c_int64
-    library.sketchoptim_group_int32.argtypes = library.sketchoptim_group.argtypes
-    library.sketchoptim_group_int32.restype = c_int64
     library.sketchoptim_hash.argtypes = [
         pointer,
         c_int32,

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from ..moments import LinearMoment, Moment
+from ..moments import LinearMoment, Moment, Moments
 from ..rows import Chunk, of_gradient
 from ..sketch import median
 from .rule import Rule
@@ -13,15 +13,32 @@ from .rule import Rule
 LARGEST_GRADIENT = 2.0**40
 
 
+class ReferenceStepper:
+    """What steps need to know of a parameter; nothing is worth keeping between them."""
+
+    def __init__(self, parameter: Tensor, moments: Moments) -> None:
+        self.parameter, self.moments = parameter, moments
+
+    def takes(self, gradient: Tensor) -> bool:
+        """False: the next gradient may be one for a faster backend."""
+        return False
+
+    @torch.no_grad()
+    def prepare(self, gradient: Tensor, rule: Rule) -> "ReferenceStep":
+        """The step along a gradient, once its rows are known to exist."""
+        check_ids(self.parameter, gradient)
+        return ReferenceStep(self.parameter, self.moments, gradient, rule)
+
+
 class ReferenceStep:
     """A step of one parameter: first looked at, then done. Temporaries are a few chunks of rows."""
 
-    def __init__(self, parameter: Tensor, gradient: Tensor, rule: Rule) -> None:
-        check_ids(parameter, gradient)
-        self.parameter, self.rule = parameter, rule
+    def __init__(self, parameter: Tensor, moments: Moments, gradient: Tensor, rule: Rule) -> None:
+        self.parameter, self.moments, self.rule = parameter, moments, rule
         self.rows = of_gradient(gradient)
         self.touched = len(self.rows)
 
+    @torch.no_grad()
     def is_finite(self) -> bool:
         """Whether every gradient that would reach the moments is finite, and its square is too."""
         for chunk in self.rows.chunks():
@@ -32,10 +49,11 @@ class ReferenceStep:
                     return False
         return True
 
-    def run_(self, first: Moment | None, second: Moment | None) -> None:
+    @torch.no_grad()
+    def run_(self) -> None:
         """Moves the moments and the touched rows of the parameter."""
-        rule = self.rule
-        for moment, average in ((first, rule.first), (second, rule.second)):
+        rule, (first, second) = self.rule, self.moments
+        for moment, average in zip(self.moments, rule.averages, strict=True):
             if moment is not None and average is not None:
                 moment.begin_(average, self.touched)
         if any(moment is not None and moment.gathers for moment in (first, second)):

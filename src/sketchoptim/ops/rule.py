@@ -1,6 +1,6 @@
 """The one update rule that all the optimizers are cases of, as plain numbers."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -8,8 +8,7 @@ from torch import Tensor
 from ..moments import Average
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rule:
+class Rule(NamedTuple):
     """What one step does to a row ``p`` with gradient ``g``::
 
         g <- (-g if maximize else g) + weight_decay * p
@@ -42,6 +41,11 @@ class Rule:
     maximize: bool = False
     clip: float | None = None
     is_ratio: bool = False
+
+    @property
+    def averages(self) -> tuple[Average | None, Average | None]:
+        """How the first and the second moment move."""
+        return self.first, self.second
 
     def direction(self, gradient: Tensor, first: Tensor | None, second: Tensor | None) -> Tensor:
         """Where the row goes, element by element; moments may have leading dimensions more."""

@@ -1,5 +1,6 @@
 """What the optimizers share: groups, state, the checks before a step, and the step."""
 
+import functools
 import itertools
 import math
 import warnings
@@ -11,9 +12,10 @@ from torch import Tensor
 
 # The public torch.compiler.disable is the same, but takes two seconds to import.
 from torch._compile import _disable_dynamo
+from torch.optim import optimizer as torch_optimizer
 
 from .. import moments, ops
-from ..moments import Name, Table
+from ..moments import Moments, Name, Table
 from ..ops import Rule
 from ..storage import PRESETS, Exact, Memory, Sketched, Storage
 from . import checkpoint
@@ -25,11 +27,52 @@ _EXACT = PRESETS["exact"]
 _REFUSED_FLAGS = ("amsgrad", "centered", "foreach", "fused", "capturable", "differentiable")
 
 
+class _Slot:
+    """What a parameter's steps share, kept between them while what it rests on stays in place."""
+
+    def __init__(
+        self, parameter: Tensor, memory: Memory, storages: dict[Name, Storage], state: State
+    ) -> None:
+        self.parameter, self.memory, self.storages = parameter, memory, storages
+        self.state = state
+        self.opened = {
+            name: moments.open_moment(storage, name, _parts(state, name))
+            for name, storage in storages.items()
+        }
+        # A compressed moment would carry a NaN on to other rows, so it must never see one.
+        self.is_exact = all(isinstance(storage, Exact) for storage in storages.values())
+        self.count: Any = state["step"].numpy()  # the same memory
+        self.layout = parameter.shape, parameter.dtype
+        tensors = {key: it for key, it in state.items() if isinstance(it, Tensor)}
+        self.places = [(key, it, _place(it)) for key, it in tensors.items()]
+        self.place = _place(parameter)
+        self.stepper: ops.Stepper | None = None
+
+    def is_current(self, memory: Memory, storages: dict[Name, Storage], state: State) -> bool:
+        """Whether parameter, state and memory are those of the step before, where they were."""
+        return (
+            memory is self.memory
+            and storages == self.storages
+            and state is self.state
+            and _place(self.parameter) == self.place
+            and self.layout == (self.parameter.shape, self.parameter.dtype)
+            and all(state.get(key) is it and _place(it) == at for key, it, at in self.places)
+        )
+
+    def prepare(self, rule: Rule) -> ops.Step:
+        """The next step of the parameter, checked."""
+        gradient = self.parameter.grad
+        assert gradient is not None
+        if self.stepper is None or not self.stepper.takes(gradient):
+            opened = Moments(self.opened.get("first"), self.opened.get("second"))
+            self.stepper = ops.stepper(self.parameter, gradient, opened)
+        return self.stepper.prepare(gradient, rule)
+
+
 class _Work(NamedTuple):
     """One parameter's step, checked and ready to be done."""
 
-    parameter: Tensor
-    storages: dict[Name, Storage]
+    slot: _Slot
     rule: Rule
     step: ops.Step
     number: int
@@ -49,6 +92,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def __init__(self, params: Any, *, memory: str | Memory, **options: Any) -> None:
         self._warned: set[Tensor] = set()
+        self._slots: dict[Tensor, _Slot] = {}
         super().__init__(params, {**options, "memory": Memory.of(memory)})
 
     # -- what a subclass gives ---------------------------------------------------------------
@@ -112,10 +156,9 @@ class Optimizer(torch.optim.Optimizer):
             is_compressed = parameter.grad.is_sparse or group["compress_dense"]
         return group["memory"] if is_compressed else _EXACT
 
-    def _state_of(self, parameter: Tensor, group: Group) -> State:
-        """The parameter's state, made when it is first needed."""
-        state: State = self.state[parameter]
-        memory = self._memory(parameter, group)
+    def _state_of(self, parameter: Tensor, group: Group, memory: Memory) -> State:
+        """The parameter's state with all that `memory` asks for, in place only if it was there."""
+        state: State = self.state.get(parameter) or {}
         fresh: State = {}
         if not state:
             fresh |= {
@@ -127,8 +170,7 @@ class Optimizer(torch.optim.Optimizer):
             if not _parts(state, name):  # SGD's momentum may be switched on later
                 tensors = moments.create(storage, self._table(parameter), fill=self._fill(group))
                 fresh |= {f"{name}_{part}": tensor for part, tensor in tensors.items()}
-        state |= fresh
-        return state
+        return {**state, **fresh} if fresh else state
 
     def _table(self, parameter: Tensor) -> Table:
         everything = itertools.chain.from_iterable(group["params"] for group in self.param_groups)
@@ -137,7 +179,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self.__dict__.setdefault("_warned", set())
+        self._warned, self._slots = set(), {}
 
     # -- the step ----------------------------------------------------------------------------
 
@@ -156,20 +198,24 @@ class Optimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        with torch.no_grad():
-            if torch.compiler.is_compiling():
-                self._uncompiled_step_()
-            else:
-                self._step_()
+        if torch.compiler.is_compiling():
+            self._uncompiled_step_()
+        else:
+            self._step_()
         return loss
 
     def _step_(self) -> None:
         checked = [self._checked(group) for group in self.param_groups]
         for group, (exact, works) in zip(self.param_groups, checked, strict=True):
+            for slot in (*exact, *(work.slot for work in works)):
+                self.state[slot.parameter] = slot.state
+                self._slots[slot.parameter] = slot
             if exact:
-                self._torch_step_(group, exact, [self._state_of(p, group) for p in exact])
+                with torch.no_grad():
+                    parameters, states = [it.parameter for it in exact], [it.state for it in exact]
+                    self._torch_step_(group, parameters, states)
             for work in works:
-                self._step_rows_(group, work)
+                _step_rows_(work)
         # Last of all, since a warning may be an error, and a step must not stop halfway.
         for _, works in checked:
             for work in works:
@@ -179,7 +225,29 @@ class Optimizer(torch.optim.Optimizer):
     # not go through it: the wrapper takes as long as a small step.
     _uncompiled_step_ = _disable_dynamo(_step_)
 
-    def _checked(self, group: Group) -> tuple[list[Tensor], list[_Work]]:
+    @staticmethod
+    def profile_hook_step(step: Callable[..., Any]) -> Callable[..., Any]:
+        """torch's wrapper around `step` of a class, for the calls that it has something to do in.
+
+        It opens a record for the profiler even when none is there, which with cold caches takes
+        as long as all the rest of a small step.
+        """
+        recorded = torch.optim.Optimizer.profile_hook_step(step)
+
+        @functools.wraps(step)
+        def wrapper(self: "Optimizer", *args: Any, **kwargs: Any) -> Any:
+            is_watched = (
+                torch.autograd.profiler._is_profiler_enabled
+                or self._optimizer_step_pre_hooks
+                or self._optimizer_step_post_hooks
+                or torch_optimizer._global_optimizer_pre_hooks
+                or torch_optimizer._global_optimizer_post_hooks
+            )
+            return (recorded if is_watched else step)(self, *args, **kwargs)
+
+        return wrapper
+
+    def _checked(self, group: Group) -> tuple[list[_Slot], list[_Work]]:
         """The group's parameters with a gradient: those for torch.optim, and those for `ops`."""
         self._check_options(group)
         exact, works = [], []
@@ -187,63 +255,53 @@ class Optimizer(torch.optim.Optimizer):
             if parameter.grad is None:
                 continue
             _check_gradient(parameter, parameter.grad)
-            memory = self._memory(parameter, group)
-            storages = self.storages(group, memory)
-            _check_state(parameter, self.state.get(parameter), storages)
+            slot = self._slot(parameter, group)
             is_dense = not parameter.grad.is_sparse
-            if is_dense and memory.clip is None and storages == self.storages(group, _EXACT):
-                exact.append(parameter)
+            is_plain = slot.memory.clip is None and slot.storages == self.storages(group, _EXACT)
+            if is_dense and is_plain:
+                exact.append(slot)
             else:
-                works.append(self._work(parameter, group, memory, storages))
+                works.append(self._work(slot, group))
         return exact, works
 
-    def _work(
-        self, parameter: Tensor, group: Group, memory: Memory, storages: dict[Name, Storage]
-    ) -> _Work:
-        assert parameter.grad is not None
-        state = self.state.get(parameter)
-        number = int(state["step"].item()) + 1 if state else 1
-        rule = self._rule(group, number, memory=memory, is_sparse=parameter.grad.is_sparse)
-        step = ops.prepare(parameter, parameter.grad, storages, rule)
-        # A compressed moment would carry a NaN on to other rows, so it must never see one.
-        is_exact = all(isinstance(storage, Exact) for storage in storages.values())
-        is_refused = not (is_exact or step.is_finite())
+    def _slot(self, parameter: Tensor, group: Group) -> _Slot:
+        """The slot of the step before, or a new one for what has changed since then."""
+        memory = self._memory(parameter, group)
+        storages = self.storages(group, memory)
+        slot, state = self._slots.get(parameter), self.state.get(parameter)
+        if slot is not None and state and slot.is_current(memory, storages, state):
+            return slot
+        _check_state(parameter, state, storages)
+        return _Slot(parameter, memory, storages, self._state_of(parameter, group, memory))
+
+    def _work(self, slot: _Slot, group: Group) -> _Work:
+        number = int(slot.count) + 1
+        assert slot.parameter.grad is not None
+        is_sparse = slot.parameter.grad.is_sparse
+        rule = self._rule(group, number, memory=slot.memory, is_sparse=is_sparse)
+        step = slot.prepare(rule)
+        is_refused = not (slot.is_exact or step.is_finite())
         if is_refused and group["nonfinite"] == "raise":
             raise ValueError(
-                f"the gradient of the parameter of shape {list(parameter.shape)} must be finite "
-                f"and within {ops.LARGEST_GRADIENT:.2g}, got NaN, inf or more; the step is "
+                f"the gradient of the parameter of shape {list(slot.parameter.shape)} must be "
+                f"finite and within {ops.LARGEST_GRADIENT:.2g}, got NaN, inf or more; the step is "
                 'refused and nothing has changed. nonfinite="skip" skips and counts such steps'
             )
-        return _Work(parameter, storages, rule, step, number, is_refused)
-
-    def _step_rows_(self, group: Group, work: _Work) -> None:
-        state = self._state_of(work.parameter, group)
-        if work.is_skipped:
-            state["skipped"] = state.get("skipped", 0) + 1
-            return
-        state["step"] += 1
-        opened = {
-            name: moments.open_moment(storage, name, _parts(state, name))
-            for name, storage in work.storages.items()
-        }
-        if work.parameter.numel():
-            work.step.run_(opened.get("first"), opened.get("second"))
-        for name, moment in opened.items():
-            moment.maintain_(work.number)
-            state |= {f"{name}_{part}": tensor for part, tensor in moment.tensors.items()}
+        return _Work(slot, rule, step, number, is_refused)
 
     def _warn_of_load(self, work: _Work) -> None:
         """Warns once for a parameter whose sketched first moment is too small to be stable."""
-        if not isinstance(work.storages.get("first"), Sketched) or work.rule.first is None:
+        slot, parameter = work.slot, work.slot.parameter
+        if not isinstance(slot.storages.get("first"), Sketched) or work.rule.first is None:
             return
-        width = self.state[work.parameter]["first_table"].shape[1]
+        width = slot.state["first_table"].shape[1]
         load, decay = work.step.touched / width, work.rule.first.decay
         limit = 2 / (1 - decay) if decay < 1 else math.inf
-        if load > limit and work.parameter not in self._warned:
-            self._warned.add(work.parameter)
+        if load > limit and parameter not in self._warned:
+            self._warned.add(parameter)
             warnings.warn(
                 f"{load:.0f} active rows a bucket a step in the first moment of the parameter of "
-                f"shape {list(work.parameter.shape)}: above {limit:.0f} a sketched first moment "
+                f"shape {list(parameter.shape)}: above {limit:.0f} a sketched first moment "
                 "drowns in collisions, and the forms of the paper diverge. Use a larger ratio, "
                 "or Memory(first=None)",
                 stacklevel=5,  # the caller of step(), behind the wrapper that torch puts around it
@@ -336,6 +394,24 @@ def check_flag(name: str, value: Any) -> None:
     """Raises unless the value is True or False."""
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {value!r}")
+
+
+def _step_rows_(work: _Work) -> None:
+    slot, state = work.slot, work.slot.state
+    if work.is_skipped:
+        state["skipped"] = state.get("skipped", 0) + 1
+        return
+    slot.count += 1
+    if slot.parameter.numel():
+        work.step.run_()
+    for name, moment in slot.opened.items():
+        moment.maintain_(work.number)
+        state |= {f"{name}_{part}": tensor for part, tensor in moment.tensors.items()}
+
+
+def _place(tensor: Tensor) -> int:
+    """Where the tensor's numbers are in memory; 0 where it has none of its own."""
+    return tensor.data_ptr() if type(tensor) in (Tensor, torch.nn.Parameter) else 0
 
 
 def _parts(state: State, name: Name) -> dict[str, Tensor]:
