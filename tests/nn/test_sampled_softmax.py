@@ -1,3 +1,5 @@
+import copy
+import itertools
 import math
 
 import pytest
@@ -5,72 +7,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sketchoptim.nn import LogUniformSampler, SampledSoftmax
+import sketchoptim as so
+from sketchoptim.nn import LogUniformSampler, Negatives, SampledSoftmax, UnigramSampler
+from sketchoptim.nn import sampled_loss as sampled_loss_module
 
-CPU = torch.device("cpu")
+REPEATS = ["merged", "kept", "redrawn"]
 
 
 def generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
-
-
-# The sampler
-
-
-@pytest.mark.parametrize("classes", [1, 2, 10, 33_278, 793_471])
-def test_probabilities_add_up_to_one(classes):
-    total = LogUniformSampler(classes).probability(torch.arange(classes)).sum().item()
-    assert total == pytest.approx(1.0, rel=1e-12)
-
-
-@pytest.mark.parametrize("classes", [1, 2, 10, 33_278, 793_471])
-def test_every_id_owns_exactly_the_interval_it_is_corrected_with(classes):
-    sampler = LogUniformSampler(classes)
-    ids = torch.arange(classes)
-    # an ulp of u is worth about `classes` ulps of a boundary between two ids
-    slack = 4e-16 * classes
-    ends = sampler.probability(ids).cumsum(0)
-    starts = torch.cat([torch.zeros(1, dtype=torch.float64), ends[:-1]])
-    width = ends - starts
-    assert torch.equal(sampler.from_uniform(starts + width * max(slack, 1e-6)), ids)
-    assert torch.equal(sampler.from_uniform(ends - width * max(slack, 1e-6)), ids)
-
-
-def test_extreme_uniform_numbers_stay_in_range():
-    sampler = LogUniformSampler(793_471)
-    ends = torch.tensor([0.0, 1.0 - 2.0**-53], dtype=torch.float64)
-    assert sampler.from_uniform(ends).tolist() == [0, 793_470]
-
-
-def test_draws_pass_a_chi_square_over_the_whole_range():
-    classes, draws = 2_000, 4_000_000
-    sampler = LogUniformSampler(classes)
-    uniform = torch.rand(draws, dtype=torch.float64, generator=generator(0))
-    observed = sampler.from_uniform(uniform).bincount(minlength=classes).double()
-    expected = sampler.probability(torch.arange(classes)) * draws
-    assert expected.min() > 50
-    chi_square = ((observed - expected) ** 2 / expected).sum().item()
-    freedom = classes - 1
-    assert abs(chi_square - freedom) < 4 * math.sqrt(2 * freedom)
-    assert observed[0].item() == pytest.approx(expected[0].item(), rel=0.01)
-
-
-def test_ids_are_drawn_as_often_as_their_expected_count_says():
-    classes, samples, rounds = 50, 20, 20_000
-    sampler = LogUniformSampler(classes)
-    source = generator(1)
-    seen = torch.zeros(classes, dtype=torch.int64)
-    for _ in range(rounds):
-        drawn = sampler.draw(samples, generator=source, device=CPU)
-        seen[drawn] += 1
-    expected = sampler.log_expected_count(torch.arange(classes), samples).exp()
-    sd = (expected * (1 - expected) / rounds).sqrt()
-    assert ((seen / rounds - expected).abs() < 4.5 * sd).all()
-
-
-def test_drawn_ids_are_distinct():
-    drawn = LogUniformSampler(10).draw(1000, generator=generator(0), device=CPU)
-    assert drawn.tolist() == list(range(10))
 
 
 # The loss
@@ -103,15 +48,52 @@ def mean_sampled_gradient(head, hidden, labels, *, samples, rounds):
     return total / rounds
 
 
-def test_sampled_gradient_approaches_the_full_gradient(problem):
+@pytest.mark.parametrize("repeats", ["merged", "kept"])
+def test_sampled_gradient_approaches_the_full_gradient(problem, repeats):
     head, hidden, labels = problem
+    head.repeats = repeats
     full = full_gradient(head, hidden, labels)
     errors = [
         (mean_sampled_gradient(head, hidden, labels, samples=samples, rounds=400) - full).norm()
         for samples in (10, 40, 160, 1600)
     ]
     assert errors == sorted(errors, reverse=True)
-    assert errors[-1] < 1e-3 * full.norm()
+    assert errors[-1] < {"merged": 1e-3, "kept": 1e-2}[repeats] * full.norm()
+
+
+def test_sampled_gradient_approaches_the_full_gradient_when_repeats_are_redrawn(problem):
+    head, hidden, labels = problem
+    head.repeats = "redrawn"
+    full = full_gradient(head, hidden, labels)
+    errors = [
+        (mean_sampled_gradient(head, hidden, labels, samples=samples, rounds=200) - full).norm()
+        for samples in (5, 10, 20, 40)
+    ]
+    assert errors == sorted(errors, reverse=True)
+    assert errors[-1] < 1e-2 * full.norm()
+
+
+class Scripted(LogUniformSampler):
+    """Draws what it is told."""
+
+    def draw(self, count, *, generator, device):
+        return torch.tensor(self.script)
+
+
+@pytest.mark.parametrize(("repeats", "most"), [("kept", 1e-15), ("merged", 0.02)])
+def test_the_true_model_has_no_gradient_in_the_mean(repeats, most):
+    classes, samples = 4, 3
+    sampler = Scripted(classes)
+    head = SampledSoftmax(1, classes, samples=samples, sampler=sampler, repeats=repeats).double()
+    hidden = torch.ones(classes, 1, dtype=torch.float64)
+    truth = head.weight.detach()[:, 0].softmax(0)
+    law = sampler.probability(torch.arange(classes))
+    # over all draws, and over all labels as often as the model says that they occur
+    for script in itertools.product(range(classes), repeat=samples):
+        sampler.script = list(script)
+        losses = head(hidden, torch.arange(classes), reduction="none")
+        (law[sampler.script].prod() * (truth @ losses)).backward()
+    assert head.weight.grad.to_dense().abs().max() <= most * truth.max()
 
 
 def test_drawing_every_class_gives_the_full_loss(problem):
@@ -120,20 +102,114 @@ def test_drawing_every_class_gives_the_full_loss(problem):
     assert head(hidden, labels).item() == pytest.approx(head.full_loss(hidden, labels).item())
 
 
-def test_sampled_loss_follows_its_formula(problem):
+def naive_losses(head, hidden, labels, drawn):
+    """The formula of the docstring, one number at a time."""
+    logits = (hidden @ head.weight.T + (0 if head.bias is None else head.bias[:, 0])).tolist()
+    p = head.sampler.probability(torch.arange(head.classes)).tolist()
+    times = dict(zip(drawn.ids.tolist(), drawn.counts.tolist(), strict=True))
+    losses = []
+    for row, y in zip(logits, labels.tolist(), strict=True):
+        terms = {}
+        for c in {y, *times}:
+            m, q = times.get(c, 0), 1 - (1 - p[c]) ** drawn.tries
+            if head.repeats == "kept":
+                m, q = m + (c == y), drawn.tries * p[c]
+            else:
+                m = 1
+            terms[c] = math.exp(row[c]) * m / q
+        losses.append(math.log(sum(terms.values())) - math.log(terms[y]))
+    return losses
+
+
+@pytest.mark.parametrize("repeats", REPEATS)
+@pytest.mark.parametrize("law", ["log-uniform", "unigram"])
+def test_sampled_loss_follows_its_formula(problem, repeats, law):
     head, hidden, labels = problem
-    drawn = head.sampler.draw(20, generator=generator(3), device=CPU).tolist()
-    logits = hidden @ head.weight.T + head.bias[:, 0]
-    p = [math.log((c + 2) / (c + 1)) / math.log(41) for c in range(40)]
-    corrected = [
-        [o.item() - math.log(1 - (1 - p[c]) ** 20) for c, o in enumerate(row)] for row in logits
-    ]
-    expected = [
-        math.log(sum(math.exp(row[c]) for c in {y, *drawn})) - row[y]
-        for row, y in zip(corrected, labels.tolist(), strict=True)
-    ]
+    head.repeats = repeats
+    if law == "unigram":
+        head.sampler = UnigramSampler(torch.rand(40, generator=generator(4)) + 0.1)
+    drawn = Negatives.draw(head.sampler, 20, repeats=repeats, generator=generator(3))
     losses = head(hidden, labels, reduction="none", generator=generator(3))
-    assert losses.tolist() == pytest.approx(expected)
+    assert losses.tolist() == pytest.approx(naive_losses(head, hidden, labels, drawn))
+
+
+def autograd_loss(head, hidden, weight, bias, labels, drawn):
+    """The same loss out of torch operations, for merged repeats, with dense gradients."""
+    offset = -drawn.log_expected_count(head.sampler.probability(torch.arange(head.classes)))
+    logits = hidden @ weight.T + bias[:, 0] + offset
+    is_absent = torch.ones(labels.numel(), head.classes, dtype=torch.bool)
+    is_absent[:, drawn.ids] = False
+    is_absent[torch.arange(labels.numel()), labels] = False
+    return F.cross_entropy(logits.masked_fill(is_absent, -math.inf), labels, reduction="none")
+
+
+@pytest.mark.parametrize("chunk_elements", [1, 50, 1 << 21])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_gradients_are_those_of_autograd(problem, reduction, chunk_elements, monkeypatch):
+    monkeypatch.setattr(sampled_loss_module, "_CHUNK_ELEMENTS", chunk_elements)
+    head, hidden, labels = problem
+    hidden.requires_grad_()
+    upstream = torch.randn(6, dtype=torch.float64, generator=generator(7))
+    losses = head(hidden, labels, reduction=reduction, generator=generator(3))
+    (losses @ upstream if reduction == "none" else 3 * losses).backward()
+    inputs = [t.detach().clone().requires_grad_() for t in (hidden, head.weight, head.bias)]
+    drawn = Negatives.draw(head.sampler, 20, repeats="merged", generator=generator(3))
+    expected = autograd_loss(head, *inputs, labels, drawn)
+    torch.testing.assert_close(
+        losses, {"mean": expected.mean(), "sum": expected.sum(), "none": expected}[reduction]
+    )
+    weights = {"mean": torch.tensor(0.5), "sum": torch.tensor(3.0), "none": upstream}[reduction]
+    (expected * weights).sum().backward()
+    for ours, other in zip((hidden, head.weight, head.bias), inputs, strict=True):
+        torch.testing.assert_close(ours.grad.to_dense(), other.grad)
+
+
+class Densified(torch.autograd.Function):
+    """The tensor itself, whose sparse gradient becomes dense, as gradcheck wants it."""
+
+    @staticmethod
+    def forward(ctx, tensor):
+        return tensor.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient.to_dense()
+
+
+@pytest.mark.parametrize("repeats", REPEATS)
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_gradients_pass_gradcheck(problem, repeats, reduction):
+    head, hidden, labels = problem
+    head.repeats = repeats
+
+    def loss(hidden, weight, bias):
+        tables = {"weight": Densified.apply(weight), "bias": Densified.apply(bias)}
+        options = {"reduction": reduction, "generator": generator(0)}
+        return torch.func.functional_call(head, tables, (hidden, labels), options)
+
+    inputs = [t.detach().clone().requires_grad_() for t in (hidden, head.weight, head.bias)]
+    assert torch.autograd.gradcheck(loss, inputs)
+
+
+def test_a_second_backward_pass_gives_the_same_again(problem):
+    head, hidden, labels = problem
+    hidden.requires_grad_()
+    loss = head(hidden, labels, generator=generator(0))
+    gradients = []
+    for _ in range(2):
+        head.zero_grad()
+        hidden.grad = None
+        loss.backward(retain_graph=True)
+        gradients.append([head.weight.grad.to_dense(), head.bias.grad.to_dense(), hidden.grad])
+    for first, second in zip(*gradients, strict=True):
+        torch.testing.assert_close(first, second)
+
+
+def test_differentiating_twice_is_refused(problem):
+    head, hidden, labels = problem
+    hidden.requires_grad_()
+    with pytest.raises(RuntimeError, match="differentiated once, got create_graph=True"):
+        torch.autograd.grad(head(hidden, labels), hidden, create_graph=True)
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 39, 40, 41, 8192])
@@ -157,10 +233,11 @@ def test_gradients_are_sparse_and_touch_labels_and_negatives_only():
     hidden = torch.randn(3, 4, requires_grad=True)
     labels = torch.tensor([5, 9_000, 5])
     head(hidden, labels, generator=generator(0)).backward()
-    drawn = head.sampler.draw(16, generator=generator(0), device=CPU).tolist()
+    drawn = Negatives.draw(head.sampler, 16, repeats="merged", generator=generator(0))
     for table in (head.weight, head.bias):
         assert table.grad.is_sparse
-        assert set(table.grad.coalesce().indices()[0].tolist()) == {5, 9_000, *drawn}
+        touched = sorted({5, 9_000, *drawn.ids.tolist()})
+        assert table.grad._indices()[0].tolist() == touched
     assert hidden.grad.shape == (3, 4)
 
 
@@ -181,25 +258,140 @@ def test_the_generator_alone_decides_the_negatives(problem):
     assert not torch.equal(first, head(hidden, labels, generator=generator(2)))
 
 
-def test_weights_can_be_tied_to_an_embedding():
-    embedding = nn.Embedding(30, 4, sparse=True)
+def test_tied_weights_get_gradients_from_both_uses():
+    embedding = nn.Embedding(30, 4, sparse=True, dtype=torch.float64)
     head = SampledSoftmax(4, 30, samples=8, weight=embedding.weight)
-    assert head.weight is embedding.weight
-    ids = torch.tensor([1, 2, 29])
-    head(embedding(ids), ids).backward()
-    assert embedding.weight.grad.is_sparse
+    assert [name for name, _ in nn.Sequential(embedding, head).named_parameters()] == ["0.weight"]
+    words, labels = torch.tensor([1, 2, 29]), torch.tensor([2, 3, 1])
+    head(embedding(words), labels, generator=generator(0)).backward()
+    tied = embedding.weight.grad.to_dense()
+    as_input = embedding(words).detach().requires_grad_()
+    embedding.zero_grad()
+    head(as_input, labels, generator=generator(0)).backward()
+    as_output = embedding.weight.grad.to_dense()
+    assert torch.allclose(tied, as_output.index_add(0, words, as_input.grad))
+
+
+OPTIMIZERS = {
+    "SparseAdam": lambda params: torch.optim.SparseAdam(params, lr=0.02),
+    **{
+        f"{name}-{memory}": lambda params, name=name, memory=memory: getattr(so, name)(
+            params, lr=0.02, memory=memory
+        )
+        for name in ("Adam", "AdamW", "RMSprop", "Adagrad", "SGD")
+        for memory in ("lean", "exact")
+    },
+    **{
+        f"Adam-{memory}": lambda params, memory=memory: so.Adam(params, lr=0.005, memory=memory)
+        for memory in ("paper-mv", "paper-v", "paper-v-only", "row-wise", "rank-one")
+    },
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("is_tied", [False, True])
+@pytest.mark.filterwarnings("ignore:the sketch of parameter")
+def test_every_optimizer_trains_both_tables(name, is_tied):
+    torch.manual_seed(0)
+    embedding = nn.Embedding(200, 16, sparse=True)
+    tied = embedding.weight if is_tied else None
+    head = SampledSoftmax(16, 200, samples=50, bias=True, weight=tied)
+    model = nn.ModuleDict({"embedding": embedding, "head": head})
+    words = torch.randint(200, (64,), generator=generator(1))
+    labels = words.roll(1)
+    before = head.full_loss(embedding(words), labels)
+    optimizer = OPTIMIZERS[name](list(model.parameters()))
+    for seed in range(60):
+        optimizer.zero_grad()
+        head(embedding(words), labels, generator=generator(seed)).backward()
+        assert all(parameter.grad.is_sparse for parameter in model.parameters())
+        optimizer.step()
+    assert head.full_loss(embedding(words), labels) < before - 0.05
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_tables_give_a_float32_loss(dtype):
     torch.manual_seed(0)
     head = SampledSoftmax(8, 40, samples=20, bias=True).to(dtype)
-    hidden, labels = torch.randn(6, 8), torch.arange(6)
+    hidden, labels = torch.randn(6, 8, requires_grad=True), torch.arange(6)
     loss = head(hidden.to(dtype), labels, generator=generator(0))
     loss.backward()
     assert loss.dtype == torch.float32
-    exact = head.float()(hidden, labels, generator=generator(0))
+    assert head.weight.grad.dtype == head.bias.grad.dtype == dtype
+    exact = copy.deepcopy(head).float()
+    exact.zero_grad()
+    other = hidden.detach().clone().requires_grad_()
+    expected = exact(other, labels, generator=generator(0))
+    expected.backward()
+    assert loss.item() == pytest.approx(expected.item(), rel=0.02)
+    for ours, theirs in ((head.weight, exact.weight), (head.bias, exact.bias), (hidden, other)):
+        difference = ours.grad.float().to_dense() - theirs.grad.to_dense()
+        assert difference.norm() < 0.02 * theirs.grad.to_dense().norm()
+
+
+def test_autocast_gives_float32_gradients_from_half_precision_products():
+    torch.manual_seed(0)
+    head = SampledSoftmax(8, 40, samples=20, bias=True)
+    body = nn.Linear(8, 8)
+    hidden, labels = torch.randn(6, 8), torch.arange(6)
+    exact = head(body(hidden), labels, generator=generator(0))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = head(body(hidden), labels, generator=generator(0))
+    loss.backward()
+    assert loss.dtype == head.weight.grad.dtype == body.weight.grad.dtype == torch.float32
     assert loss.item() == pytest.approx(exact.item(), rel=0.02)
+    assert loss.item() != exact.item()
+
+
+def test_evaluation_makes_no_gradients(problem):
+    head, hidden, labels = problem
+    with torch.no_grad():
+        loss = head(hidden, labels, generator=generator(0))
+    assert not loss.requires_grad
+    assert loss == head(hidden, labels, generator=generator(0))
+
+
+def test_features_without_a_gradient_are_allowed(problem):
+    head, hidden, labels = problem
+    head(hidden, labels).backward()
+    assert hidden.grad is None
+    assert head.weight.grad is not None
+
+
+def test_an_empty_batch_is_what_torch_makes_of_it():
+    head = SampledSoftmax(8, 40, samples=20)
+    nothing, none = torch.empty(0, 8), torch.empty(0, dtype=torch.int64)
+    assert head(nothing, none).isnan()
+    assert head(nothing, none, reduction="sum").item() == 0.0
+    assert head(nothing, none, reduction="none").shape == (0,)
+    assert head.top_k(nothing, 3).shape == (0, 3)
+
+
+def test_nan_features_give_a_nan_loss_that_our_optimizers_refuse():
+    head = SampledSoftmax(8, 40, samples=20)
+    hidden = torch.randn(2, 8)
+    hidden[1, 3] = math.nan
+    losses = head(hidden, torch.tensor([1, 2]), reduction="none")
+    assert losses.isnan().tolist() == [False, True]
+    losses.sum().backward()
+    before = head.weight.detach().clone()
+    with pytest.raises(ValueError, match="finite"):
+        so.Adam(head.parameters()).step()
+    assert torch.equal(head.weight, before)
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("chunk", [1, 7, 40, 8192])
+@pytest.mark.parametrize("k", [1, 3, 40])
+def test_top_k_in_chunks_equals_a_sort_of_all_logits(has_bias, chunk, k):
+    torch.manual_seed(0)
+    head = SampledSoftmax(8, 40, samples=20, bias=has_bias)
+    if has_bias:
+        nn.init.normal_(head.bias)
+    hidden = torch.randn(2, 3, 8)
+    logits = hidden @ head.weight.T + (head.bias[:, 0] if has_bias else 0)
+    expected = logits.argsort(-1, descending=True)[..., :k]
+    assert torch.equal(head.top_k(hidden, k, chunk=chunk), expected)
 
 
 def test_training_on_samples_lowers_the_full_loss(problem):
@@ -237,6 +429,8 @@ def test_bad_labels_get_a_clear_error(labels, error, message, method):
         ({"samples": 0}, "samples must be >= 1, got 0"),
         ({"weight": nn.Parameter(torch.zeros(3, 4))}, r"shape \(40, 8\), got \(3, 4\)"),
         ({"sampler": LogUniformSampler(39)}, "from 40 classes, got one for 39"),
+        ({"repeats": "unique"}, "repeats must be 'merged', 'kept' or 'redrawn', got 'unique'"),
+        ({"samples": 41, "repeats": "redrawn"}, "samples must be <= classes = 40"),
     ],
 )
 def test_bad_construction_gets_a_clear_error(arguments, message):
@@ -248,5 +442,13 @@ def test_bad_options_get_a_clear_error(problem):
     head, hidden, labels = problem
     with pytest.raises(ValueError, match="chunk must be >= 1, got 0"):
         head.full_loss(hidden, labels, chunk=0)
+    with pytest.raises(ValueError, match=r"k must lie in \[1, classes = 40\], got 41"):
+        head.top_k(hidden, 41)
+    with pytest.raises(ValueError, match="hidden must not be NaN"):
+        head.top_k(hidden * math.nan, 1)
+    with pytest.raises(TypeError, match=r"hidden must be floating point, got torch.int64"):
+        head.top_k(hidden.long(), 1)
+    with pytest.raises(ValueError, match=r"hidden must have shape \(..., 8\), got \(6, 4\)"):
+        head.top_k(hidden[:, :4], 1)
     with pytest.raises(ValueError, match="reduction must be 'mean', 'sum' or 'none', got 'max'"):
         head(hidden, labels, reduction="max")

@@ -1,0 +1,150 @@
+"""The table of an output layer over very many classes: its rows, and exact answers in chunks."""
+
+import math
+from collections.abc import Iterator
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..rows import arithmetic_dtype
+
+Reduction = Literal["mean", "sum", "none"]
+
+
+class OutputTable(nn.Module):
+    """Logits <hidden, weight[c]> + bias[c] of `classes` classes, never all of them at once.
+
+    Base of the layers that train on some classes only; these give `forward(hidden, labels)`.
+
+    Args:
+        dim: length of a hidden vector.
+        classes: number of classes.
+        bias: adds a learned bias for each class, a [classes, 1] table with sparse gradients.
+        weight: a [classes, dim] parameter to share, such as the input embedding's.
+    """
+
+    def __init__(
+        self, dim: int, classes: int, *, bias: bool = False, weight: nn.Parameter | None = None
+    ) -> None:
+        super().__init__()
+        check_positive(dim=dim, classes=classes)
+        if weight is not None and tuple(weight.shape) != (classes, dim):
+            raise ValueError(
+                f"weight must have shape ({classes}, {dim}), got {tuple(weight.shape)}; "
+                "tie only tables whose rows are the classes"
+            )
+        self.dim = dim
+        self.classes = classes
+        if weight is None:
+            weight = nn.Parameter(torch.empty(classes, dim).uniform_(-1.0, 1.0) / math.sqrt(dim))
+        self.weight = weight
+        # a column, so that it gets a sparse gradient of rows as the weight does
+        self.bias = nn.Parameter(torch.zeros(classes, 1)) if bias else None
+
+    @torch.no_grad()
+    def full_loss(
+        self,
+        hidden: Tensor,
+        labels: Tensor,
+        *,
+        reduction: Reduction = "mean",
+        chunk: int = 4096,
+    ) -> Tensor:
+        """The exact softmax loss, for evaluation: no matrix above [tokens, chunk] is ever made."""
+        hidden_2d, labels_1d = self._checked(hidden, labels)
+        factor = token_factor(reduction, labels.numel())
+        label_logits = widened((hidden_2d * self.weight[labels_1d]).sum(-1))
+        if self.bias is not None:
+            label_logits += self.bias[labels_1d, 0]
+        denominator = torch.full_like(label_logits, -math.inf)
+        for _, logits in self._logits(hidden_2d, chunk):
+            denominator = torch.logaddexp(denominator, logits.logsumexp(-1))
+        losses = denominator - label_logits
+        return losses.reshape(labels.shape) if factor is None else losses.sum() * factor
+
+    @torch.no_grad()
+    def top_k(self, hidden: Tensor, k: int, *, chunk: int = 4096) -> Tensor:
+        """The ids of the k largest logits, int64 [..., k], largest first, over all classes.
+
+        No matrix above [tokens, chunk + k] is ever made. Equal logits come in any order.
+        """
+        if not 1 <= k <= self.classes:
+            raise ValueError(f"k must lie in [1, classes = {self.classes}], got {k}")
+        hidden_2d = self._checked_hidden(hidden)
+        if hidden_2d.isnan().any():
+            raise ValueError("hidden must not be NaN, which has no largest logits")
+        best: Tensor | None = None
+        ids = torch.empty(0, dtype=torch.int64, device=hidden.device)
+        for start, logits in self._logits(hidden_2d, chunk):
+            values, at = logits.topk(min(k, logits.shape[1]))
+            if best is None:
+                best, ids = values, at
+                continue
+            merged = torch.cat([best, values], 1)
+            best, chosen = merged.topk(min(k, merged.shape[1]))
+            ids = torch.cat([ids, at + start], 1).gather(1, chosen)
+        return ids.reshape(*hidden.shape[:-1], k)
+
+    def _logits(self, hidden: Tensor, chunk: int) -> Iterator[tuple[int, Tensor]]:
+        """The exact logits [tokens, <= chunk] of consecutive classes, with the first one's id."""
+        check_positive(chunk=chunk)
+        for start in range(0, self.classes, chunk):
+            logits = widened(hidden @ self.weight[start : start + chunk].T)
+            if self.bias is not None:
+                logits += self.bias[start : start + chunk, 0]
+            yield start, logits
+
+    def _checked(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Hidden vectors as [tokens, dim] and labels as [tokens], after checking both."""
+        if hidden.shape != (*labels.shape, self.dim):
+            raise ValueError(
+                f"hidden must have the shape of labels plus ({self.dim},), got "
+                f"{tuple(hidden.shape)} for labels of shape {tuple(labels.shape)}"
+            )
+        if labels.dtype != torch.int64:
+            raise TypeError(f"labels must be int64, got {labels.dtype}; call labels.long()")
+        if labels.numel():
+            lowest, highest = (int(bound) for bound in labels.aminmax())
+            if lowest < 0 or highest >= self.classes:
+                raise ValueError(
+                    f"labels must lie in [0, {self.classes - 1}], got values from {lowest} to "
+                    f"{highest}; construct {type(self).__name__} with classes > {highest} or map "
+                    "them"
+                )
+        return self._checked_hidden(hidden), labels.reshape(-1)
+
+    def _checked_hidden(self, hidden: Tensor) -> Tensor:
+        """Hidden vectors as [tokens, dim], after checking them."""
+        if hidden.shape[-1:] != (self.dim,):
+            raise ValueError(f"hidden must have shape (..., {self.dim}), got {tuple(hidden.shape)}")
+        if not hidden.is_floating_point():
+            raise TypeError(f"hidden must be floating point, got {hidden.dtype}")
+        if hidden.device != self.weight.device:
+            raise ValueError(
+                f"hidden must be on {self.weight.device} as the weight is, got {hidden.device}"
+            )
+        return hidden.reshape(-1, self.dim)
+
+
+def check_positive(**sizes: int) -> None:
+    """Raises where a size is below one."""
+    for name, value in sizes.items():
+        if value < 1:
+            raise ValueError(f"{name} must be >= 1, got {value}")
+
+
+def widened(logits: Tensor) -> Tensor:
+    """The logits, in float32 when they came in half precision: sums of exp() need the digits."""
+    return logits.to(arithmetic_dtype(logits.dtype))
+
+
+def token_factor(reduction: Reduction, tokens: int) -> float | None:
+    """What to multiply the sum of the losses by, or None to leave them apart, as torch does."""
+    if reduction == "mean":
+        return 1.0 / tokens if tokens else math.nan
+    if reduction == "sum":
+        return 1.0
+    if reduction == "none":
+        return None
+    raise ValueError(f"reduction must be 'mean', 'sum' or 'none', got {reduction!r}")
