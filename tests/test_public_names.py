@@ -25,7 +25,9 @@ NAMES = [
     "Sketched",
     "TopSingular",
     "clip_grad_norm_",
+    "from_torch",
     "memory_report",
+    "to_torch",
 ]
 
 LAST = "*, memory='lean', maximize=False, nonfinite='raise'"
@@ -55,6 +57,8 @@ SIGNATURES = {
     "CountSketch.merge_": "self, other",
     "clip_grad_norm_": "parameters, max_norm, norm_type=2.0, error_if_nonfinite=False",
     "memory_report": "optimizer",
+    "from_torch": "optimizer, memory='lean', *, tables=(), schedulers=None",
+    "to_torch": "optimizer, kind=None, *, parameters=None, schedulers=None",
 }
 
 

@@ -8,7 +8,7 @@
 from importlib.metadata import version
 
 from .diagnostics import MemoryReport, memory_report
-from .optim import SGD, Adagrad, Adam, AdamW, RMSprop, clip_grad_norm_
+from .optim import SGD, Adagrad, Adam, AdamW, RMSprop, clip_grad_norm_, from_torch, to_torch
 from .sketch import CountMinSketch, CountSketch
 from .storage import Exact, Memory, RankOne, RowWise, Sketched, TopSingular
 
@@ -30,5 +30,7 @@ __all__ = [
     "Sketched",
     "TopSingular",
     "clip_grad_norm_",
+    "from_torch",
     "memory_report",
+    "to_torch",
 ]

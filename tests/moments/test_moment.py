@@ -46,6 +46,20 @@ def test_an_estimate_is_a_number_an_element_or_a_number_a_row(name):
     assert estimates.shape == (len(ids), 1 if is_by_row else 3)
 
 
+@pytest.mark.parametrize("name", STORAGES)
+def test_an_estimate_between_steps_is_what_a_step_that_moves_nothing_gives(name):
+    moment = opened(STORAGES[name])
+    generator = torch.Generator().manual_seed(0)
+    for step in range(1, 4):
+        moved(moment, *random_rows(generator), ADAM, step=step)
+    ids = torch.tensor([39, 0, 7])
+    before = {part: tensor.clone() for part, tensor in moment.tensors.items()}
+    found = moment.estimate(ids)
+    for part, tensor in before.items():
+        assert torch.equal(moment.tensors[part], tensor)
+    torch.testing.assert_close(found, estimated(moment, ids))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("name", STORAGES)
 def test_estimates_come_in_the_dtype_of_the_values(name, dtype):

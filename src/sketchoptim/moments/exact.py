@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from ..rows import Rows
 from .moment import Moment, State, Table
 
 
@@ -20,3 +21,14 @@ class ExactMoment(Moment):
         new = self.average.moved(old, values)
         stored.index_copy_(0, ids, new.to(stored.dtype).view(-1, *stored.shape[1:]))
         return new
+
+    def load_(self, rows: Rows, *, start: float) -> None:
+        stored = self.tensors["values"]
+        if rows.ids is None:
+            stored.copy_(rows.values.view_as(stored))
+        else:
+            stored.index_copy_(0, rows.ids, rows.values.to(stored.dtype))
+
+    def estimate(self, ids: Tensor) -> Tensor:
+        stored = self.tensors["values"]
+        return stored.index_select(0, ids).reshape(ids.numel(), stored.shape[1:].numel())

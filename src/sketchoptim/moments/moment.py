@@ -6,6 +6,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from ..rows import Rows
+
 Name = Literal["first", "second"]
 State = dict[str, Tensor]
 
@@ -77,8 +79,22 @@ class Moment:
         """The estimates after the step, ``[k, dim]`` or ``[k, 1]`` when one stands for a row."""
         raise NotImplementedError
 
+    def estimate(self, ids: Tensor) -> Tensor:
+        """The estimates as they stand, shaped as `update_` gives them, between two steps."""
+        raise NotImplementedError
+
     def end_(self) -> None:
         """Finishes the step, after all rows."""
+
+    def load_(self, rows: Rows, *, start: float) -> None:
+        """Takes in a whole exact moment, while still as `create` left it, filled with `start`."""
+        self.begin_(Average(1.0, 1.0), len(rows))
+        if self.gathers:
+            for chunk in rows.chunks():
+                self.gather_(chunk.ids, chunk.gradient - start)
+        for chunk in rows.chunks():
+            self.update_(chunk.ids, chunk.gradient - start)
+        self.end_()
 
     def maintain_(self, step: int) -> None:
         """Does what is due after step number `step`, whoever did the step."""

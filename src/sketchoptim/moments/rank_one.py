@@ -46,6 +46,9 @@ class RankOneMoment(Moment):
         self.columns.add_(values.sum(0), alpha=self.average.weight)
 
     def update_(self, ids: Tensor, values: Tensor) -> Tensor:
+        return self.estimate(ids).to(values.dtype)
+
+    def estimate(self, ids: Tensor) -> Tensor:
         # A table without any mass has estimates of zero, not of 0 / 0.
         total = row_sums(self.columns.unsqueeze(0)).clamp_min(torch.finfo(self.columns.dtype).tiny)
-        return (self.rows.estimate(ids) * (self.columns / total)).to(values.dtype)
+        return self.rows.estimate(ids) * (self.columns / total)

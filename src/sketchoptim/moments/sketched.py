@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from .. import hashing
+from ..rows import Rows
 from ..sketch import CountMinSketch, CountSketch, Location, Sketch
 from ..storage import Sketched
 from .moment import Average, Moment, Name, State, Table, row_sums
@@ -35,6 +36,14 @@ class SketchedMoment(Moment):
         if storage.dtype != torch.float32:
             state["rounds"] = torch.zeros((), dtype=torch.int64, device="cpu")
         return state
+
+    def estimate(self, ids: Tensor) -> Tensor:
+        return self.sketch.estimate(ids)
+
+    def load_(self, rows: Rows, *, start: float) -> None:
+        # All forms add to a fresh table alike, and need not take their turn for that.
+        for chunk in rows.chunks():
+            self.sketch.accumulate_(chunk.ids, self.reduced(chunk.gradient) - start)
 
     def maintain_(self, step: int) -> None:
         storage = self.storage
@@ -100,6 +109,10 @@ class ConservativeMoment(SketchedMoment):
         else:
             self._raised.raise_(ids, targets)
         return targets
+
+    def load_(self, rows: Rows, *, start: float) -> None:
+        for chunk in rows.chunks():  # a fresh table reads `start` for all, so the truth is a target
+            self.sketch.raise_(chunk.ids, self.reduced(chunk.gradient))
 
     def end_(self) -> None:
         if self._raised is not None:

@@ -57,6 +57,10 @@ class TopSingularMoment(Moment):
         # A non-negative matrix has non-negative factors, but for rounding.
         return estimates if self.is_signed else estimates.clamp_min_(0)
 
+    def estimate(self, ids: Tensor) -> Tensor:
+        estimates = torch.outer(self.rows.index_select(0, ids), self.columns)
+        return estimates if self.is_signed else estimates.clamp_min_(0)
+
     def end_(self) -> None:
         if self._fitted is None:  # no row was touched
             return
