@@ -44,7 +44,8 @@ SIGNATURES = {
     "RankOne": "",
     "TopSingular": "",
     "Sketched": "*, ratio=None, width=None, depth=3, granularity='row', decay='linear', "
-    "conservative=False, clean_every=None, clean_by=None, fold_at=(), dtype=torch.float32, seed=0",
+    "conservative=False, clean_every=None, clean_by=None, fold_at=(), fold_when=None, "
+    "dtype=torch.float32, seed=0",
     "Memory": "first=None, second=None, form='moments', clip=None",
     "CountSketch": "depth, width, dim, *, seed=0, dtype=torch.float32, device=None",
     "CountSketch.for_error": "epsilon, delta, items, dim, **options",

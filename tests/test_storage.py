@@ -13,6 +13,7 @@ import sketchoptim as so
 from sketchoptim.storage import PRESETS, Memory, Sketched
 
 ELEMENT = Sketched(granularity="element")
+FOLDING = dataclasses.replace(ELEMENT, fold_when=0.1)
 NAN, INF = float("nan"), float("inf")
 
 # What Sketched refuses: options, error, message.
@@ -48,6 +49,10 @@ BAD_SKETCHED = [
     ({"fold_at": (0,)}, ValueError, "a step in fold_at must be >= 1, got 0"),
     ({"fold_at": (1.0,)}, TypeError, "a step in fold_at must be an int, got 1.0"),
     ({"fold_at": (5, 5)}, ValueError, "fold_at must not repeat a step, got (5, 5)"),
+    ({"fold_when": 0.0}, ValueError, "fold_when must be finite and > 0, got 0.0"),
+    ({"fold_when": "0.1"}, TypeError, "fold_when must be a number, got '0.1'"),
+    ({"fold_when": 0.1, "fold_at": (5,)}, ValueError, "give fold_at or fold_when, not both"),
+    ({"fold_when": 0.1, "width": 100}, ValueError, "multiple of 64 to fold as its error allows"),
     ({"fold_at": (5, 9), "width": 6}, ValueError, "width must be a multiple of 4 to fold 2 times"),
     ({"dtype": torch.float16}, ValueError, "dtype must be torch.float32 or torch.bfloat16, got"),
     ({"dtype": "float32"}, ValueError, "dtype must be torch.float32 or torch.bfloat16, got"),
@@ -93,6 +98,11 @@ BAD_MEMORY = [
     ({"clip": 0.0}, ValueError, "clip must be finite and > 0, got 0.0"),
     ({"clip": -1.0}, ValueError, "clip must be finite and > 0, got -1.0"),
     ({"clip": NAN}, ValueError, "clip must be finite and > 0, got nan"),
+    (
+        {"form": "ratio", "first": FOLDING, "second": FOLDING},
+        ValueError,
+        'form="ratio" needs both tables to have one width, which fold_when cannot promise',
+    ),
     ({"clip": INF}, ValueError, "clip must be finite and > 0, got inf"),
 ]
 
@@ -105,11 +115,13 @@ def sketched(draw, granularity=granularities) -> Sketched:
     """Any Sketched that there can be."""
     decay = draw(st.sampled_from(["linear", "paper", "bucket"]))
     fold_at = tuple(draw(st.lists(st.integers(1, 10**6), max_size=4, unique=True)))
+    fold_when = None if fold_at else draw(st.none() | st.floats(1e-6, 10.0))
+    folds = len(fold_at) if fold_when is None else 6
     size = draw(
         st.one_of(
             st.just({}),
             st.fixed_dictionaries({"ratio": st.floats(1e-6, 4.0)}),
-            st.fixed_dictionaries({"width": st.integers(1, 1000).map(lambda w: w << len(fold_at))}),
+            st.fixed_dictionaries({"width": st.integers(1, 1000).map(lambda w: w << folds)}),
         )
     )
     cleaning = draw(
@@ -129,6 +141,7 @@ def sketched(draw, granularity=granularities) -> Sketched:
         decay=decay,
         conservative=decay == "linear" and draw(st.booleans()),
         fold_at=fold_at,
+        fold_when=fold_when,
         dtype=draw(st.sampled_from([torch.float32, torch.bfloat16])),
         seed=draw(st.integers(-(2**70), 2**70)),
         **size,
@@ -258,6 +271,7 @@ def test_lean_in_full():
             "clean_every": None,
             "clean_by": None,
             "fold_at": [],
+            "fold_when": None,
             "dtype": "float32",
             "seed": 0,
         },
@@ -303,6 +317,8 @@ def test_equal_memories_have_equal_hashes(memory):
         (Sketched(ratio=0.125), 0, 4, (3, 1, 1)),
         (Sketched(ratio=0.125, fold_at=(5, 9, 11)), 1, 1, (3, 8, 1)),
         (Sketched(ratio=0.5, depth=1, fold_at=(5, 9)), 100, 1, (1, 48, 1)),
+        (Sketched(ratio=0.5, depth=1, fold_when=0.1), 1000, 1, (1, 448, 1)),
+        (Sketched(ratio=0.5, depth=1, fold_when=0.1), 10, 1, (1, 64, 1)),
     ],
 )
 def test_a_table_has_this_shape(storage, rows, dim, shape):
@@ -331,7 +347,10 @@ def test_a_table_folds_as_often_as_asked(storage, rows, dim):
     _, width, _ = storage.table_shape(rows, dim)
     assert width >= storage.folds_into
     assert width % storage.folds_into == 0
-    assert storage.folds_into == 2 ** len(storage.fold_at)
+    widths = storage.widths(width)
+    assert len(widths) > (len(storage.fold_at) if storage.fold_when is None else 6)
+    assert max(widths) == width
+    assert all(width % allowed == 0 for allowed in widths)
 
 
 @pytest.mark.parametrize(("granularity", "ratio"), [("row", 1 / 8), ("element", 1 / 5)])

@@ -67,8 +67,17 @@ class Sketched:
         clean_every: Multiply the table by `clean_by` after every so many steps.
         clean_by: A factor between 0 and 1.
         fold_at: Steps after which the width halves.
+        fold_when: Instead of steps, a bound for the relative error: after every 1,000 steps the
+            width halves if the table at half its width would, by its own estimate, be wrong by
+            less (`sketchoptim.diagnostics.estimate_error`). The starting width is a multiple of 64.
         dtype: torch.float32, or torch.bfloat16 with stochastic rounding.
         seed: Of the hash; two parameters never share hash words whatever the seed.
+
+    A table shrinks but never grows. Halving adds two neighbours, and a sum does not tell what its
+    parts were: a wider table would have to hash anew rows that nobody kept. So start wide, as wide
+    as the first thousand steps can afford, and give `fold_when`. A run whose table turns out too
+    narrow goes on in a wider one through `to_torch` and `from_torch`: what the narrow one had wrong
+    is carried along as if it were true, and decays with the moment.
     """
 
     ratio: float | None = None
@@ -80,6 +89,7 @@ class Sketched:
     clean_every: int | None = None
     clean_by: float | None = None
     fold_at: tuple[int, ...] = ()
+    fold_when: float | None = None
     dtype: torch.dtype = torch.float32
     seed: int = 0
 
@@ -124,10 +134,17 @@ class Sketched:
             _check_whole("a step in fold_at", step)
         if len(set(self.fold_at)) != len(self.fold_at):
             raise ValueError(f"fold_at must not repeat a step, got {self.fold_at}")
+        if self.fold_when is not None:
+            _check_positive("fold_when", self.fold_when)
+            if self.fold_at:
+                raise ValueError(
+                    "give fold_at or fold_when, not both; "
+                    f"got fold_at={self.fold_at}, fold_when={self.fold_when}"
+                )
         if self.width is not None and self.width % self.folds_into:
+            times = "as its error allows" if self.fold_when else f"{len(self.fold_at)} times"
             raise ValueError(
-                f"width must be a multiple of {self.folds_into} to fold "
-                f"{len(self.fold_at)} times, got {self.width}"
+                f"width must be a multiple of {self.folds_into} to fold {times}, got {self.width}"
             )
         if self.dtype not in _DTYPES.values():
             raise ValueError(f"dtype must be torch.float32 or torch.bfloat16, got {self.dtype}")
@@ -137,7 +154,14 @@ class Sketched:
     @property
     def folds_into(self) -> int:
         """What the starting width is a multiple of, so that it can fold as often as asked."""
-        return int(2 ** len(self.fold_at))
+        return 64 if self.fold_when is not None else int(2 ** len(self.fold_at))
+
+    def widths(self, width: int) -> set[int]:
+        """The widths that a table may come to have, from a starting width on."""
+        folds = len(self.fold_at)
+        if self.fold_when is not None:
+            folds = (width & -width).bit_length() - 1  # until it is odd
+        return {width >> fold for fold in range(folds + 1)}
 
     def table_shape(self, rows: int, dim: int) -> tuple[int, int, int]:
         """Depth, width and dim of the table that a parameter of ``[rows, dim]`` starts with."""
@@ -207,6 +231,11 @@ class Memory:
     def _check_ratio(self) -> None:
         if not (isinstance(self.first, Sketched) and isinstance(self.second, Sketched)):
             raise ValueError('form="ratio" needs first and second to be Sketched')
+        if self.first.fold_when is not None:
+            raise ValueError(
+                'form="ratio" needs both tables to have one width, which fold_when cannot promise; '
+                "use fold_at"
+            )
         if self.first != self.second or self.first.decay != "linear":
             raise ValueError(
                 'form="ratio" needs first and second to be the same Sketched, with decay="linear"; '

@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 # Tensors that are read as Python numbers stay on the CPU whatever the parameter's device.
-HOST_PARTS = frozenset({"scale", "rounds"})
+HOST_PARTS = frozenset({"scale", "rounds", "start", "items"})
 
 _PARTS = {
     Exact: {"values"},

@@ -10,6 +10,10 @@ from ..rows import Rows
 from ..sketch import CountMinSketch, CountSketch, Location, Sketch
 from ..storage import Sketched
 from .moment import Average, Moment, Name, State, Table, row_sums
+from .sketch_error import estimate_error
+
+# Between two looks at whether a table may fold: what a moment decayed by .999 remembers.
+_FOLD_CHECK_STEPS = 1000
 
 
 class SketchedMoment(Moment):
@@ -35,7 +39,16 @@ class SketchedMoment(Moment):
         }
         if storage.dtype != torch.float32:
             state["rounds"] = torch.zeros((), dtype=torch.int64, device="cpu")
+        if fill:  # which is every row's own, however many share a bucket
+            state["start"] = torch.tensor(fill, dtype=torch.float32, device="cpu")
+        if storage.fold_when is not None:
+            state["items"] = torch.tensor(table.rows, dtype=torch.int64, device="cpu")
         return state
+
+    @property
+    def start(self) -> float:
+        """What a row that was never written holds."""
+        return self.tensors["start"].item() if "start" in self.tensors else 0.0
 
     def estimate(self, ids: Tensor) -> Tensor:
         return self.sketch.estimate(ids)
@@ -50,9 +63,31 @@ class SketchedMoment(Moment):
         if storage.clean_every is not None and step % storage.clean_every == 0:
             assert storage.clean_by is not None  # the two come together
             self.sketch.scale_(storage.clean_by)
-        if step in storage.fold_at:
-            self.sketch.fold_()
-            self.tensors["table"] = self.sketch.table
+            if "start" in self.tensors:
+                self.tensors["start"].mul_(storage.clean_by)
+        if step in storage.fold_at or (step % _FOLD_CHECK_STEPS == 0 and self._may_fold()):
+            self.fold_()
+
+    def fold_(self) -> None:
+        """Halves the width; what every row started from is counted once."""
+        if self.start and not self.storage.conservative:  # whose larger neighbour has it once
+            half = self.start / self.sketch.scale.item() / 2
+            self.sketch.table = self.sketch.table.float() - half
+        self.sketch.fold_()
+        self.tensors["table"] = self.sketch.table
+
+    def _may_fold(self) -> bool:
+        """Whether the table at half its width would keep to `fold_when`."""
+        if self.storage.fold_when is None or self.sketch.width % 2:
+            return False
+        copies = {part: tensor.clone() for part, tensor in self.tensors.items()}
+        name: Name = "first" if self.sketch.is_signed else "second"
+        trial = sketched_moment(self.storage, name, copies)
+        trial.fold_()
+        rows = int(self.tensors["items"].item())
+        return (
+            estimate_error(trial.sketch, rows, start=self.start).relative < self.storage.fold_when
+        )
 
     def reduced(self, values: Tensor) -> Tensor:
         """The values in the sketch's granularity."""

@@ -91,8 +91,7 @@ def _fits(storage: Storage, part: str, expected: torch.Size, found: torch.Size) 
     if not (isinstance(storage, Sketched) and part == "table"):
         return expected == found
     depth, width, dim = expected
-    allowed = [(depth, width >> folds, dim) for folds in range(len(storage.fold_at) + 1)]
-    return tuple(found) in allowed
+    return tuple(found) in {(depth, allowed, dim) for allowed in storage.widths(width)}
 
 
 def _flat(plain: dict[str, Any], prefix: str = "") -> dict[str, Any]:
