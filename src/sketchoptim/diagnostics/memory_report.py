@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ..optim.base import Optimizer
+from ..optim.opened import named_parameters
 from ..storage import PRESETS
+from .text_table import text_table
 
 
 @dataclass(frozen=True)
@@ -55,14 +57,7 @@ class MemoryReport:
             lines.append((parameter.name, shape, *(f"{n:,}" for n in sizes), f"{share:.3%}"))
         totals = (f"{self.state_bytes:,}", f"{self.exact_bytes:,}", f"{self.ratio:.3%}")
         lines.append(("total", "", "", "", *totals))
-        widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
-        return "\n".join(
-            "  ".join(
-                cell.ljust(width) if column < 2 else cell.rjust(width)
-                for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-            ).rstrip()
-            for line in lines
-        )
+        return text_table(lines, left=2)
 
 
 def memory_report(optimizer: Optimizer) -> MemoryReport:
@@ -73,26 +68,24 @@ def memory_report(optimizer: Optimizer) -> MemoryReport:
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"optimizer must be one of sketchoptim's, got {type(optimizer).__name__}")
     found: list[ParameterMemory] = []
-    for group in optimizer.param_groups:
-        names = group.get("param_names") or [""] * len(group["params"])
-        exact_moments = len(optimizer.storages(group, PRESETS["exact"]))
-        for name, parameter in zip(names, group["params"], strict=True):
-            state = optimizer.state.get(parameter, {})
-            moment_bytes: dict[str, int] = {
-                moment: sum(
-                    value.nbytes
-                    for key, value in state.items()
-                    if key.startswith(f"{moment}_") and isinstance(value, Tensor)
-                )
-                for moment in optimizer.moment_names
-            }
-            found.append(
-                ParameterMemory(
-                    name=name or f"parameter {len(found)}",
-                    shape=tuple(parameter.shape),
-                    parameter_bytes=parameter.nbytes,
-                    moment_bytes=moment_bytes,
-                    exact_bytes=parameter.nbytes * exact_moments,
-                )
+    for name, parameter, group in named_parameters(optimizer):
+        state = optimizer.state.get(parameter, {})
+        moment_bytes: dict[str, int] = {
+            moment: sum(
+                value.nbytes
+                for key, value in state.items()
+                if key.startswith(f"{moment}_") and isinstance(value, Tensor)
             )
+            for moment in optimizer.moment_names
+        }
+        exact_moments = len(optimizer.storages(group, PRESETS["exact"]))
+        found.append(
+            ParameterMemory(
+                name=name,
+                shape=tuple(parameter.shape),
+                parameter_bytes=parameter.nbytes,
+                moment_bytes=moment_bytes,
+                exact_bytes=parameter.nbytes * exact_moments,
+            )
+        )
     return MemoryReport(tuple(found))

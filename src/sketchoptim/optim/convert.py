@@ -1,7 +1,6 @@
 """From a live optimizer of torch.optim to one of ours, and back, in the middle of a run."""
 
-import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -10,11 +9,12 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from .. import moments
 from ..moments import Moment, Name
-from ..rows import CHUNK_ELEMENTS, of_gradient
+from ..rows import of_gradient
 from ..storage import PRESETS, Memory, Sketched
 from .adagrad import Adagrad
 from .adam import Adam, AdamW
 from .base import Group, Optimizer, State
+from .opened import named_parameters, opened_moments, row_parts
 from .rmsprop import RMSprop
 from .sgd import SGD
 
@@ -88,7 +88,7 @@ def from_torch(
                 continue  # what it is, is settled by its first gradient
             is_table = parameter in named_tables or _is_table(optimizer, parameter, theirs, group)
             _begin_state_(ours, parameter, group, step=step, is_table=is_table)
-            for name, moment in _opened(ours, parameter, group).items():
+            for name, moment in opened_moments(ours, parameter, group).items():
                 if theirs.get(keys[name]) is not None:
                     _load_(moment, name, theirs[keys[name]], ours._fill(group))
     _steer_(ours, optimizer, moved)
@@ -125,8 +125,7 @@ def to_torch(
         raise TypeError(f"optimizer must be one of sketchoptim's, got {type(optimizer).__name__}")
     kind = _checked_kind(optimizer, kind)
     moved = _checked_schedulers(optimizer, schedulers)
-    everything = _parameters(optimizer)
-    wanted = everything if parameters is None else parameters
+    wanted = [p for _, p, _ in named_parameters(optimizer)] if parameters is None else parameters
     taken = _checked_members("parameters", wanted, optimizer)
     groups = [
         _their_group(number, group, kind, taken)
@@ -178,7 +177,7 @@ def _checked_kind(
 def _checked_members(
     name: str, tensors: Iterable[Tensor], optimizer: torch.optim.Optimizer
 ) -> set[Tensor]:
-    members, everything = set(tensors), set(_parameters(optimizer))
+    members, everything = set(tensors), {p for _, p, _ in named_parameters(optimizer)}
     for tensor in members:
         if tensor not in everything:
             raise ValueError(
@@ -299,19 +298,6 @@ def _begin_state_(
     ours._state_of(parameter, group)  # makes the moments
 
 
-def _opened(optimizer: Optimizer, parameter: Tensor, group: Group) -> dict[Name, Moment]:
-    """The moments of a parameter that has state, over its tensors."""
-    state = optimizer.state[parameter]
-    storages = optimizer.storages(group, optimizer._memory(parameter, group))
-    opened: dict[Name, Moment] = {}
-    for name, storage in storages.items():
-        prefix = f"{name}_"
-        parts = {key.removeprefix(prefix): state[key] for key in state if key.startswith(prefix)}
-        if parts:
-            opened[name] = moments.open_moment(storage, name, parts)
-    return opened
-
-
 def _load_(moment: Moment, name: Name, values: Tensor, start: float) -> None:
     storage = getattr(moment, "storage", None)
     if isinstance(storage, Sketched) and storage.decay == "bucket":
@@ -345,27 +331,16 @@ def _exact_state(
         state["step"] = int(step)
     elif kind is not torch.optim.SGD:
         state["step"] = step.clone()
-    opened = _opened(optimizer, parameter, group)
+    opened = opened_moments(optimizer, parameter, group)
     for name, key in keys.items():
         if name not in opened and kind is torch.optim.SGD:
             continue  # without a buffer the next step starts one
         state[key] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
         if name in opened:
-            for part, ids in _row_parts(parameter):
+            for part, ids in row_parts(parameter):
                 rows = opened[name].estimate(ids).expand(-1, parameter.shape[1:].numel())
                 state[key][part] = rows.reshape(state[key][part].shape).to(parameter.dtype)
     return state
-
-
-def _row_parts(parameter: Tensor) -> Iterator[tuple[Any, Tensor]]:
-    """All rows in turn: where they are, and their ids."""
-    if not parameter.dim():
-        yield ..., torch.zeros(1, dtype=torch.int64, device=parameter.device)
-        return
-    size = max(1, CHUNK_ELEMENTS // max(1, math.prod(parameter.shape[1:])))
-    for start in range(0, parameter.shape[0], size):
-        stop = min(start + size, parameter.shape[0])
-        yield slice(start, stop), torch.arange(start, stop, device=parameter.device)
 
 
 # -- schedulers -----------------------------------------------------------------------------------
@@ -386,7 +361,3 @@ def _steer_(
         new._opt_called = getattr(old, "_opt_called", False)  # type: ignore[attr-defined]
     for scheduler in schedulers:
         scheduler.optimizer = new
-
-
-def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
