@@ -87,7 +87,9 @@ def from_torch(
             if step == 0 and parameter not in named_tables:
                 continue  # what it is, is settled by its first gradient
             is_table = parameter in named_tables or _is_table(optimizer, parameter, theirs, group)
-            _begin_state_(ours, parameter, group, step=step, is_table=is_table)
+            in_force = group["memory"] if is_table else PRESETS["exact"]
+            ours.state[parameter] = ours._state_of(parameter, group, in_force)
+            ours.state[parameter]["step"].fill_(step)
             for name, moment in opened_moments(ours, parameter, group).items():
                 if theirs.get(keys[name]) is not None:
                     _load_(moment, name, theirs[keys[name]], ours._fill(group))
@@ -284,18 +286,6 @@ def _is_table(
         "gradients are sparse, got None: convert between backward() and zero_grad(), "
         "or name every such parameter in tables="
     )
-
-
-def _begin_state_(
-    ours: Optimizer, parameter: Tensor, group: Group, *, step: int, is_table: bool
-) -> None:
-    memory = group["memory"] if is_table else PRESETS["exact"]
-    ours.state[parameter] = {
-        "step": torch.tensor(float(step), dtype=torch.float32, device="cpu"),
-        "is_compressed": memory != PRESETS["exact"],
-        "shape": torch.tensor(parameter.shape, dtype=torch.int64, device="cpu"),
-    }
-    ours._state_of(parameter, group)  # makes the moments
 
 
 def _load_(moment: Moment, name: Name, values: Tensor, start: float) -> None:
