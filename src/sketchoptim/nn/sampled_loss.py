@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..rows import arithmetic_dtype
+from .segments import refuse_second_derivative, weighted_sums
 
 # Elements of one chunk of logits: a few megabytes, with enough tokens for fast products.
 _CHUNK_ELEMENTS = 1 << 21
@@ -106,11 +106,7 @@ class _SampledLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "the sampled softmax's loss can be differentiated once, got create_graph=True; "
-                "leave that out or write the loss in torch operations"
-            )
+        refuse_second_derivative("SampledSoftmax")
         hidden, weight, bias = ctx.saved_tensors
         # taken away, so that nothing else holds them and they become parameter.grad as they are
         gradients, ctx.gradients = ctx.gradients, None
@@ -205,7 +201,10 @@ class _Sweep:
             by_drawn += shares.T @ (chunk.hidden * scale[:, None]).to(shares.dtype)
             by_drawn_bias.addmv_(chunk.exponentials.T, scale)
         ids, label_at, drawn_at, *_ = self.candidates
-        weight = weighted_sums(self.hidden, by_label, label_at, segments=ids.numel())
+        tokens = torch.arange(label_at.numel(), device=ids.device)
+        weight = weighted_sums(
+            self.hidden, tokens, by_label, segment=label_at, segments=ids.numel()
+        )
         weight.index_add_(0, drawn_at, by_drawn, alpha=factor)
         bias = torch.zeros_like(ids, dtype=self.dtype).index_add_(0, label_at, by_label)
         bias.index_add_(0, drawn_at, by_drawn_bias, alpha=factor)
@@ -231,18 +230,6 @@ class _Sweep:
             total = exponentials.sum(-1).add_(label)
             losses = highest + total.log() - label_logits
             yield _Chunk(at, hidden, label_rows, losses, exponentials, label, total)
-
-
-def weighted_sums(source: Tensor, weights: Tensor, segment: Tensor, *, segments: int) -> Tensor:
-    """Sums of weights[i] * source[i] over the i of each segment, [segments, dim], wide.
-
-    One pass over `source`, with no product of weights and source in between.
-    """
-    order = segment.argsort(stable=True)
-    starts = torch.searchsorted(segment[order], torch.arange(segments, device=segment.device))
-    return F.embedding_bag(
-        order, source.to(weights.dtype), starts, mode="sum", per_sample_weights=weights[order]
-    )
 
 
 def sparse_rows(ids: Tensor, values: Tensor, *, like: Tensor) -> Tensor:
