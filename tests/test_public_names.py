@@ -19,6 +19,7 @@ NAMES = [
     "Exact",
     "Memory",
     "MemoryReport",
+    "Plan",
     "RMSprop",
     "RankOne",
     "RowWise",
@@ -27,6 +28,7 @@ NAMES = [
     "clip_grad_norm_",
     "from_torch",
     "memory_report",
+    "plan",
     "to_torch",
 ]
 
@@ -60,6 +62,11 @@ SIGNATURES = {
     "memory_report": "optimizer",
     "from_torch": "optimizer, memory='lean', *, tables=(), schedulers=None",
     "to_torch": "optimizer, kind=None, *, parameters=None, schedulers=None",
+    "plan": "model_or_shapes, budget, *, optimizer=None, tables=None, counts=None, ids=None, "
+    "zipf=1.0, ids_per_step=4096, granularity='row', first=None, beta2=None, steps=10000",
+    "Plan.param_groups": "self, model",
+    "Plan.to_json": "self",
+    "Plan.from_json": "text",
 }
 
 

@@ -7,7 +7,7 @@
 
 from importlib.metadata import version
 
-from .diagnostics import MemoryReport, memory_report
+from .diagnostics import MemoryReport, Plan, memory_report, plan
 from .optim import SGD, Adagrad, Adam, AdamW, RMSprop, clip_grad_norm_, from_torch, to_torch
 from .sketch import CountMinSketch, CountSketch
 from .storage import Exact, Memory, RankOne, RowWise, Sketched, TopSingular
@@ -24,6 +24,7 @@ __all__ = [
     "Exact",
     "Memory",
     "MemoryReport",
+    "Plan",
     "RMSprop",
     "RankOne",
     "RowWise",
@@ -32,5 +33,6 @@ __all__ = [
     "clip_grad_norm_",
     "from_torch",
     "memory_report",
+    "plan",
     "to_torch",
 ]

@@ -1,0 +1,151 @@
+"""What a plan is made for: names, shapes and dtypes of parameters, wherever they come from."""
+
+import json
+import tomllib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..nn.output_table import OutputTable
+from ..optim.opened import named_parameters
+from .frequencies import RowFrequencies
+
+Source = nn.Module | torch.optim.Optimizer | str | Path | Iterable[tuple[str, Iterable[int]]]
+
+_DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+}
+_OPTIONS = {"name", "shape", "dtype", "zipf", "ids_per_step", "counts"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterShape:
+    """One parameter, without its numbers."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.float32
+    is_table: bool
+    """Whether its rows are touched sparsely, so that its state is to be compressed."""
+    frequencies: RowFrequencies | None = None
+    ids_per_step: int | None = None
+
+    def __post_init__(self) -> None:
+        if not all(isinstance(size, int) and size >= 0 for size in self.shape):
+            raise ValueError(
+                f"the shape of {self.name!r} must be whole numbers >= 0, got {self.shape}"
+            )
+        if self.is_table and (not self.shape or 0 in self.shape):
+            raise ValueError(f"the table {self.name!r} must have rows, got shape {self.shape}")
+
+
+def parameter_shapes(source: Source, tables: Iterable[str] | None = None) -> list[ParameterShape]:
+    """The parameters of a model, an optimizer, a file of shapes, or a list of (name, shape).
+
+    Which of them are tables is told by `tables`, their names; where that is None, by the model's
+    layers, by the gradients that the optimizer's parameters have, by the file, or by the shape: in
+    a list, all with two dimensions or more.
+    """
+    if isinstance(source, str | Path):
+        found = list(_of_file(Path(source)))
+    elif isinstance(source, nn.Module):
+        found = list(_of_model(source))
+    elif isinstance(source, torch.optim.Optimizer):
+        found = list(_of_optimizer(source))
+    else:
+        found = [
+            ParameterShape(name=name, shape=tuple(shape), is_table=len(tuple(shape)) > 1)
+            for name, shape in _pairs(source)
+        ]
+    names = [parameter.name for parameter in found]
+    if len(set(names)) != len(names):
+        raise ValueError(f"names must be distinct, got {sorted(names)}")
+    if not names:
+        raise ValueError("there must be at least one parameter, got none")
+    if tables is None:
+        return found
+    chosen = {tables} if isinstance(tables, str) else set(tables)
+    if unknown := sorted(chosen.difference(names)):
+        raise ValueError(f"tables must be names of parameters, got {unknown}; there are {names}")
+    return [replace(parameter, is_table=parameter.name in chosen) for parameter in found]
+
+
+def _pairs(source: Any) -> Iterator[tuple[str, Any]]:
+    for pair in source:
+        if not (isinstance(pair, tuple | list) and len(pair) == 2 and isinstance(pair[0], str)):
+            raise TypeError(
+                "shapes must be a model, an optimizer, a file, or pairs like "
+                f"('embedding', (33278, 256)); got {pair!r}"
+            )
+        yield pair[0], pair[1]
+
+
+def _of_model(model: nn.Module) -> Iterator[ParameterShape]:
+    sparse: set[Tensor] = set()
+    for module in model.modules():
+        is_sparse = isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
+        if is_sparse or isinstance(module, OutputTable):
+            sparse.update(module.parameters(recurse=False))
+    for name, parameter in model.named_parameters():
+        yield _of_tensor(name, parameter, parameter in sparse)
+
+
+def _of_optimizer(optimizer: torch.optim.Optimizer) -> Iterator[ParameterShape]:
+    for name, parameter, group in named_parameters(optimizer):
+        is_sparse = parameter.grad is not None and parameter.grad.is_sparse
+        is_table = is_sparse or bool(group.get("compress_dense"))
+        yield _of_tensor(name, parameter, is_table or isinstance(optimizer, torch.optim.SparseAdam))
+
+
+def _of_tensor(name: str, parameter: Tensor, is_table: bool) -> ParameterShape:
+    return ParameterShape(
+        name=name, shape=tuple(parameter.shape), dtype=parameter.dtype, is_table=is_table
+    )
+
+
+def _of_file(path: Path) -> Iterator[ParameterShape]:
+    """The parameters that a TOML or JSON file lists under "tables" and "dense"."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix not in (".toml", ".json"):
+        raise ValueError(f"a file of shapes must be .toml or .json, got {path.name}")
+    try:
+        listed = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{path.name} is not {path.suffix[1:].upper()}: {error}") from None
+    if not isinstance(listed, dict) or not listed.keys() <= {"tables", "dense"}:
+        keys = sorted(listed) if isinstance(listed, dict) else type(listed).__name__
+        raise ValueError(f'{path.name} must list parameters under "tables" and "dense", got {keys}')
+    for kind in ("tables", "dense"):
+        for entry in listed.get(kind, []):
+            yield _of_entry(entry, path, is_table=kind == "tables")
+
+
+def _of_entry(entry: Any, path: Path, *, is_table: bool) -> ParameterShape:
+    if not isinstance(entry, dict) or not {"name", "shape"} <= entry.keys() <= _OPTIONS:
+        raise ValueError(
+            f"an entry of {path.name} must have name and shape, and may have "
+            f"{sorted(_OPTIONS - {'name', 'shape'})}; got {entry}"
+        )
+    name, dtype = entry["name"], entry.get("dtype", "float32")
+    if dtype not in _DTYPES:
+        raise ValueError(f"dtype of {name!r} must be one of {list(_DTYPES)}, got {dtype!r}")
+    shape = tuple(entry["shape"])
+    frequencies = None
+    if "counts" in entry:
+        frequencies = RowFrequencies.of_counts(np.load(path.parent / entry["counts"]))
+    elif "zipf" in entry:
+        frequencies = RowFrequencies.zipf(shape[0], exponent=entry["zipf"])
+    return ParameterShape(
+        name=name,
+        shape=shape,
+        dtype=_DTYPES[dtype],
+        is_table=is_table,
+        frequencies=frequencies,
+        ids_per_step=entry.get("ids_per_step"),
+    )

@@ -1,0 +1,99 @@
+"""What a plan is to its user: groups, JSON, and a table that explains it."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+import sketchoptim as so
+
+
+def tied(rows: int = 3000) -> nn.Module:
+    model = nn.ModuleDict(
+        {"table": nn.Embedding(rows, 4, sparse=True), "output": nn.Linear(4, rows, bias=True)}
+    )
+    model["output"].weight = model["table"].weight
+    return model
+
+
+@pytest.fixture
+def plan():
+    return so.plan(tied(), "26KB")
+
+
+def test_groups_hold_every_parameter_once_with_its_memory(plan):
+    model = tied()
+    dense, table = plan.param_groups(model)
+    assert dense == {"params": [("output.bias", model["output"].bias)]}
+    assert table["params"] == [("table.weight", model["table"].weight)]
+    assert table["memory"] == plan.memory["table.weight"]
+
+
+def test_tables_of_one_memory_share_a_group():
+    model = nn.ModuleList(nn.Embedding(500, 4, sparse=True) for _ in range(3))
+    groups = so.plan(model, 1.0).param_groups(model)
+    assert [len(group["params"]) for group in groups] == [3]
+
+
+def test_a_memory_of_a_plan_serves_a_group_of_ones_own(plan):
+    table = tied()["table"].weight
+    optimizer = so.Adam([{"params": [table], "memory": plan.memory["table.weight"]}])
+    assert optimizer.param_groups[0]["memory"] == plan.memory["table.weight"]
+
+
+def test_a_model_with_other_parameters_is_refused(plan):
+    with pytest.raises(ValueError, match=r"must have the plan's parameters, but for \['0.bias'"):
+        plan.param_groups(nn.Sequential(nn.Linear(3, 4)))
+
+
+def test_a_model_with_other_shapes_is_refused(plan):
+    with pytest.raises(ValueError, match=r"table.weight must have shape \(3000, 4\) .* plan again"):
+        plan.param_groups(tied(rows=2000))
+
+
+def test_json_and_back_is_the_same_plan(plan, tmp_path):
+    assert so.Plan.from_json(plan.to_json()) == plan
+    path = tmp_path / "plan.json"
+    path.write_text(plan.to_json(), encoding="utf-8")
+    assert so.Plan.from_json(path) == plan
+
+
+def test_a_plan_cannot_be_changed(plan):
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        plan.budget_bytes = 1
+
+
+def test_the_printed_plan_explains_every_parameter():
+    shapes = [("words", (5000, 8)), ("users", (50, 8)), ("bias", (8,))]
+    lines = str(so.plan(shapes, "3KB")).splitlines()
+    words, users, bias, total = lines[1:5]
+    assert "v by row, 3 x " in words
+    assert "rows a bucket" in words
+    assert "one a row" in users
+    assert "no collisions" in users
+    assert "dense gradients" in bias
+    assert "of 3,000 allowed" in total
+    assert "|estimate - v| / |v|" in lines[5] + lines[6]
+
+
+@pytest.mark.parametrize(
+    ("first", "words"),
+    [
+        (so.Exact(), "m exact, v "),
+        (so.TopSingular(), "m top singular, v "),
+        (so.Sketched(granularity="element", width=50), "m by element, 3 x 50, v "),
+    ],
+)
+def test_a_first_moment_is_described(first, words):
+    assert words in str(so.plan([("words", (5000, 8))], 1.0, first=first))
+
+
+def test_a_table_without_any_moment_is_described():
+    assert "nothing" in str(so.plan([("words", (5000, 8))], 10, optimizer="SGD"))
+
+
+def test_a_meta_plan_serves_the_real_model():
+    with torch.device("meta"):
+        plan = so.plan(tied(), "26KB")
+    so.Adam(plan.param_groups(tied()), lr=0.1)

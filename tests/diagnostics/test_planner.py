@@ -1,0 +1,282 @@
+"""Plans: bytes to the byte, budgets kept, and the bytes where they help."""
+
+import contextlib
+
+import numpy as np
+import pytest
+import tiny_runs
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import sketchoptim as so
+from sketchoptim.diagnostics.planner import budget_bytes
+from sketchoptim.diagnostics.prediction import PredictedError
+
+LM1B = [("embedding", (793_471, 256)), ("softmax", (793_471, 256))]
+AMAZON = [("classes", (49_500_000, 1024))]
+RECOMMENDER = [("items", (1_000_000_000, 64))]
+KINDS = ["Adam", "AdamW", "RMSprop", "Adagrad", "SGD"]
+
+
+class Small(nn.Module):
+    """Two tables with sparse gradients and a dense layer between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(5000, 8, sparse=True)
+        self.users = nn.EmbeddingBag(700, 8, sparse=True, mode="sum")
+        self.dense = nn.Linear(8, 3)
+
+    def train_(self, optimizer: torch.optim.Optimizer) -> None:
+        for step in range(2):
+            ids = torch.arange(step, 40 + step).view(4, 10)
+            optimizer.zero_grad()
+            self.dense(self.words(ids).sum(1) + self.users(ids)).square().sum().backward()
+            optimizer.step()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("granularity", ["row", "element"])
+@pytest.mark.parametrize("budget", ["4KB", "20KB", "10MB"])
+def test_predicted_bytes_are_those_that_training_measures(kind, granularity, budget):
+    model = Small()
+    plan = so.plan(model, budget, optimizer=kind, granularity=granularity)
+    optimizer = getattr(so, kind)(plan.param_groups(model), lr=0.01)
+    model.train_(optimizer)
+    measured = {p.name: p for p in so.memory_report(optimizer).parameters}
+    assert measured.keys() == {p.name for p in plan.parameters}
+    for planned in plan.parameters:
+        found = measured[planned.name]
+        assert planned.moment_bytes == found.moment_bytes
+        assert planned.exact_bytes == found.exact_bytes
+        assert planned.parameter_bytes == found.parameter_bytes
+    assert plan.state_bytes <= plan.budget_bytes
+
+
+@pytest.mark.parametrize("first", [so.Exact(), so.Sketched(granularity="element")])
+def test_a_first_moment_is_kept_where_it_is_asked_for(first):
+    model = Small()
+    plan = so.plan(model, "800KB", first=first)
+    optimizer = so.Adam(plan.param_groups(model), lr=0.01)
+    model.train_(optimizer)
+    assert plan.memory["words.weight"].first == first
+    assert plan.state_bytes == so.memory_report(optimizer).state_bytes
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_bytes_follow_the_dtype_of_the_parameters(dtype):
+    model = Small().to(dtype)
+    plan = so.plan(model, 0.6, granularity="element")
+    optimizer = so.Adam(plan.param_groups(model), lr=0.01)
+    model.train_(optimizer)
+    assert plan.state_bytes == so.memory_report(optimizer).state_bytes
+
+
+@pytest.mark.parametrize(
+    ("shapes", "budget", "exact"),
+    [
+        (LM1B, "400KB", 2 * 2 * 793_471 * 256 * 4),
+        (AMAZON, "30MB", 2 * 49_500_000 * 1024 * 4),
+        (RECOMMENDER, "1GB", 2 * 10**9 * 64 * 4),
+    ],
+    ids=["LM1B", "Amazon", "recommender"],
+)
+def test_huge_tables_are_planned_to_the_byte(shapes, budget, exact):
+    plan = so.plan(shapes, budget)
+    assert plan.exact_bytes == exact
+    for table in plan.parameters:
+        storage = table.memory.second
+        width, words, scale = storage.width, 3 * 4 * 8, 4
+        assert table.state_bytes == 3 * width * 4 + words + scale
+        assert 0 <= table.error.relative < 1
+    assert 0.9 * plan.budget_bytes < plan.state_bytes <= plan.budget_bytes
+
+
+def test_a_model_on_the_meta_device_is_planned_as_any_other():
+    with torch.device("meta"):
+        model = Small()
+    assert so.plan(model, "5KB") == so.plan(Small(), "5KB")
+
+
+def test_a_table_of_the_meta_device_may_be_larger_than_any_machine():
+    with torch.device("meta"):
+        model = nn.Embedding(49_500_000, 1024, sparse=True)
+    plan = so.plan(model, "30MB")
+    assert plan.exact_bytes == 405_504_000_000
+    assert plan.state_bytes <= 30_000_000
+
+
+def test_an_optimizer_is_planned_for_the_gradients_it_has():
+    model = Small()
+    optimizer = torch.optim.SGD(model.named_parameters(), lr=0.1)
+    model.train_(optimizer)
+    plan = so.plan(optimizer, "20KB", optimizer="Adagrad")
+    assert plan.memory.keys() == {"words.weight", "users.weight"}
+    assert so.plan(torch.optim.SparseAdam([model.words.weight]), "20KB").optimizer == "Adam"
+    assert so.plan(optimizer, 0).exact_bytes == 0  # without momentum nothing is kept
+
+
+def test_a_plan_of_our_own_optimizer_is_for_that_kind():
+    plan = so.plan(so.RMSprop(Small().parameters(), memory="lean"), "40KB", tables=["parameter 0"])
+    assert plan.optimizer == "RMSprop"
+    assert plan.memory.keys() == {"parameter 0"}
+
+
+def test_dense_parameters_are_exact_and_counted():
+    plan = so.plan(Small(), "10MB")
+    dense = next(p for p in plan.parameters if p.name == "dense.weight")
+    assert dense.memory is None
+    assert dense.state_bytes == dense.exact_bytes == 2 * 3 * 8 * 4
+    assert dense.reason == "dense gradients"
+
+
+def test_named_tables_are_compressed_whatever_their_gradients():
+    plan = so.plan(Small(), "10MB", tables=["dense.weight", "words.weight"])
+    assert plan.memory.keys() == {"dense.weight", "words.weight"}
+
+
+@settings(max_examples=15)
+@given(share=st.floats(0.0005, 1), sizes=st.lists(st.integers(1, 10**6), min_size=1, max_size=3))
+def test_a_budget_is_never_exceeded(share, sizes):
+    shapes = [(f"table {number}", (rows, 16)) for number, rows in enumerate(sizes)]
+    with contextlib.suppress(ValueError):  # of a budget below the smallest
+        plan = so.plan(shapes, share)
+        assert plan.state_bytes <= plan.budget_bytes
+
+
+@pytest.mark.parametrize("granularity", ["row", "element"])
+@pytest.mark.parametrize("shapes", [LM1B, [("small", (7, 5))], [("wide", (10, 10**6))]])
+def test_the_smallest_budget_that_is_named_is_feasible_and_one_byte_less_is_not(
+    shapes, granularity
+):
+    with pytest.raises(ValueError, match="budget must be at least") as refused:
+        so.plan(shapes, 1, granularity=granularity)
+    smallest = int(str(refused.value).split()[5].replace(",", ""))
+    plan = so.plan(shapes, smallest, granularity=granularity)
+    assert plan.state_bytes == smallest
+    with pytest.raises(ValueError, match=f"at least {smallest:,} bytes"):
+        so.plan(shapes, smallest - 1, granularity=granularity)
+
+
+def test_a_budget_that_dense_state_alone_exceeds_is_refused_with_a_remedy():
+    with pytest.raises(ValueError, match=r"216 of them are exact state .* tables= can name"):
+        so.plan(Small(), 100)
+
+
+def test_uniform_tables_get_more_than_skewed_ones():
+    shapes = [("skewed", (10**5, 16)), ("uniform", (10**5, 16))]
+    plan = so.plan(shapes, "60KB", zipf={"skewed": 1.3, "uniform": 0.3})
+    skewed, uniform = plan.parameters
+    assert uniform.state_bytes > 2 * skewed.state_bytes
+    assert (round(skewed.exponent, 2), round(uniform.exponent, 2)) == (1.3, 0.3)
+
+
+def test_the_summed_error_is_lower_than_that_of_equal_shares():
+    shapes = [("large", (10**6, 16)), ("uniform", (10**5, 16)), ("small", (3000, 16))]
+    zipf = {"large": 1.2, "uniform": 0.2, "small": 1.0}
+    together = so.plan(shapes, 60_000, zipf=zipf)
+    equal = [so.plan([shape], 20_000, zipf=zipf[shape[0]]) for shape in shapes]
+    apart = [plan.parameters[0] for plan in equal]
+    assert sum(p.state_bytes for p in apart) <= 60_000
+    summed = [sum(p.error.relative for p in found) for found in (together.parameters, apart)]
+    assert summed[0] < 0.8 * summed[1]
+
+
+@pytest.mark.parametrize(
+    ("granularity", "finest"), [("row", so.RowWise()), ("element", so.Exact())]
+)
+def test_a_budget_for_all_rows_needs_no_sketch(granularity, finest):
+    plan = so.plan(Small(), 1.0, granularity=granularity)
+    for table in ("words.weight", "users.weight"):
+        assert plan.memory[table] == so.Memory(first=None, second=finest)
+    assert [p.error for p in plan.parameters if p.memory] == [PredictedError(0.0, 0.0)] * 2
+
+
+def test_measured_counts_and_ids_take_the_place_of_an_assumed_exponent():
+    ids = torch.randint(5000, (30_000,), generator=torch.Generator().manual_seed(0))
+    counts = torch.bincount(ids, minlength=5000)
+    shapes = [("words", (5000, 8))]
+    by_ids = so.plan(shapes, "2KB", ids={"words": ids})
+    assert by_ids == so.plan(shapes, "2KB", counts={"words": counts.numpy()})
+    assumed = so.plan(shapes, "2KB")
+    assert by_ids.parameters[0].exponent < 0.2 < 0.9 < assumed.parameters[0].exponent
+    assert by_ids.parameters[0].error.relative > assumed.parameters[0].error.relative
+
+
+def test_sgd_keeps_nothing_for_tables_without_a_first_moment():
+    plan = so.plan(Small(), 1000, optimizer="SGD")
+    assert plan.memory["words.weight"] == so.Memory()
+    assert plan.state_bytes == 108
+
+
+def test_the_same_request_gives_the_same_plan():
+    assert so.plan(LM1B, "1MB") == so.plan(LM1B, "1MB")
+
+
+@pytest.mark.parametrize(
+    ("budget", "expected"),
+    [
+        (200_000_000, 200_000_000),
+        ("200MB", 200_000_000),
+        ("1.5GiB", 1_610_612_736),
+        ("1.5 gib", 1_610_612_736),
+        ("1,000", 1000),
+        ("12", 12),
+        ("2TB", 2 * 10**12),
+        (0.5, 500_000),
+        ("5%", 50_000),
+        (1.0, 10**6),
+    ],
+)
+def test_a_budget_is_bytes_or_a_share_of_exact_state(budget, expected):
+    assert budget_bytes(budget, 10**6) == expected
+
+
+@pytest.mark.parametrize(
+    ("budget", "error", "message"),
+    [
+        ("much", ValueError, 'budget must be like 200000000, "200MB", "1.5GiB" or "5%"'),
+        ("-5MB", ValueError, "budget must be like"),
+        ("1.2.3MB", ValueError, "budget must be like"),
+        ("5 XB", ValueError, "the unit of a budget must be one of"),
+        (-1, ValueError, "budget must be >= 0 bytes, got -1"),
+        (1.5, ValueError, r"a share of exact state, in \(0, 1\], got 1.5"),
+        (float("nan"), ValueError, "got nan"),
+        (None, TypeError, "budget must be bytes, a share or a string, got None"),
+        (True, TypeError, "got True"),
+    ],
+)
+def test_a_budget_that_says_nothing_is_refused(budget, error, message):
+    with pytest.raises(error, match=message):
+        so.plan(LM1B, budget)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"optimizer": "Lion"}, "optimizer must be one of .*, got 'Lion'"),
+        ({"tables": ["head"]}, r"tables must be names of parameters, got \['head'\]"),
+        (
+            {"counts": {"head": [1]}},
+            r"counts must be given for tables, which are .* got \['head'\]",
+        ),
+        ({"counts": {"softmax": np.ones(5)}}, "must be 793,471, one a row, got 5"),
+        ({"ids_per_step": 0}, "ids_per_step must be a whole number >= 1, got 0"),
+        ({"beta2": 2.0}, r"beta2, must be in \[0, 1\], got 2.0"),
+        ({"zipf": -1.0}, "exponent must be finite and >= 0"),
+        ({"granularity": "column"}, "granularity must be one of"),
+    ],
+)
+def test_bad_options_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        so.plan(LM1B, "1MB", **options)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_plan_trains_a_model_of_the_test_suite(kind):
+    model = tiny_runs.TinyModel()
+    plan = so.plan(model, 0.9, optimizer=kind, tables=[n for n, _ in model.named_parameters()][:1])
+    assert len(plan.param_groups(model)) == 2
+    getattr(so, kind)(plan.param_groups(model), lr=0.01)
