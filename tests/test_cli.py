@@ -2,8 +2,10 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
+import sketchoptim as so
 from sketchoptim.cli import build_app
 
 
@@ -53,3 +55,73 @@ def test_a_missing_dependency_is_answered_with_what_to_install():
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert result.returncode == 1
     assert "pip install 'sketchoptim[cli]'" in result.stderr
+
+
+SHAPES = """
+[[tables]]
+name = "embedding"
+shape = [793471, 256]
+
+[[dense]]
+name = "lstm"
+shape = [64, 64]
+"""
+
+
+@pytest.fixture
+def shapes(tmp_path):
+    path = tmp_path / "shapes.toml"
+    path.write_text(SHAPES, encoding="utf-8")
+    return path
+
+
+def test_plan_prints_and_writes_what_the_library_plans(shapes, tmp_path):
+    written = tmp_path / "plan.json"
+    arguments = ["--budget", "250KB", "--zipf", "0.9", "--ids-per-step", "1000"]
+    result = CliRunner().invoke(
+        build_app(), ["plan", str(shapes), *arguments, "--json", str(written)]
+    )
+    assert result.exit_code == 0, result.output
+    expected = so.plan(shapes, "250KB", zipf=0.9, ids_per_step=1000)
+    assert result.stdout == f"{expected}\n"
+    assert so.Plan.from_json(written) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--budget", "10"], "budget must be at least"),
+        (["--budget", "lots"], "budget must be like"),
+        (["--budget", "1MB", "--optimizer", "Lion"], "--optimizer"),
+        (["--budget", "1MB", "--beta2", "7"], "beta2"),
+    ],
+)
+def test_a_plan_that_cannot_be_made_says_why(shapes, arguments, message):
+    result = CliRunner().invoke(
+        build_app(), ["plan", str(shapes), *arguments], env={"NO_COLOR": "1", "COLUMNS": "300"}
+    )
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def test_inspect_prints_what_a_checkpoint_holds(tmp_path):
+    table = torch.nn.Embedding(1000, 8, sparse=True)
+    optimizer = so.Adam(table.named_parameters())
+    table(torch.tensor([1, 2])).sum().backward()
+    optimizer.step()
+    torch.save({"optimizer": optimizer.state_dict()}, tmp_path / "run.pt")
+    command = "from sketchoptim.cli import main; main()"
+    program = [sys.executable, "-c", command, "inspect", str(tmp_path / "run.pt")]
+    result = subprocess.run(program, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    line = next(line for line in result.stdout.splitlines() if "second" in line)
+    assert "by row, 3 x 41" in line
+    assert f"{so.memory_report(optimizer).state_bytes:,}" in line
+
+
+def test_inspect_says_what_is_wrong_with_a_file(shapes):
+    result = CliRunner().invoke(
+        build_app(), ["inspect", str(shapes)], env={"NO_COLOR": "1", "COLUMNS": "300"}
+    )
+    assert result.exit_code == 2
+    assert "shapes.toml must be a checkpoint that torch.load reads" in result.stderr

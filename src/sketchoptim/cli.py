@@ -1,8 +1,11 @@
-"""The command line: `sketchoptim demo | bench | doctor`."""
+"""The command line: `sketchoptim demo | plan | inspect | bench | doctor`."""
 
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
+
+from .diagnostics.planner import OptimizerName
+from .storage import Granularity
 
 if TYPE_CHECKING:
     import typer
@@ -28,7 +31,9 @@ def build_app() -> "typer.Typer":
     import typer
     from rich.console import Console
 
+    from .diagnostics import plan as make_plan
     from .diagnostics.doctor import findings
+    from .diagnostics.inspection import inspect_checkpoint
     from .experiments import demo as demos
 
     app = typer.Typer(
@@ -102,6 +107,63 @@ def build_app() -> "typer.Typer":
         except ValueError as error:
             raise typer.BadParameter(str(error)) from None
         benches.run_bench(settings, counts=counts, output=output, console=Console())
+
+    @app.command()
+    def plan(
+        shapes: Annotated[
+            Path,
+            typer.Argument(
+                exists=True, dir_okay=False, help="TOML or JSON: lists of tables and dense."
+            ),
+        ],
+        budget: Annotated[str, typer.Option(help="Bytes, 200MB, 1.5GiB, or 5% of exact state.")],
+        optimizer: Annotated[
+            OptimizerName, typer.Option(help="Whose moments are to be kept.")
+        ] = "Adam",
+        granularity: Annotated[
+            Granularity, typer.Option(help="A number for each row, or for each element.")
+        ] = "row",
+        zipf: Annotated[
+            float, typer.Option(help="Exponent of row frequencies where the file has none.")
+        ] = 1.0,
+        ids_per_step: Annotated[
+            int, typer.Option(min=1, help="Ids that a step looks up, repeated ones included.")
+        ] = 4096,
+        beta2: Annotated[float | None, typer.Option(help="Decay of the second moment.")] = None,
+        steps: Annotated[int, typer.Option(min=1, help="Of training.")] = 10_000,
+        json: Annotated[
+            Path | None, typer.Option(dir_okay=False, help="File for the plan: so.Plan.from_json.")
+        ] = None,
+    ) -> None:
+        """Say which storage of each table fits a budget, with its bytes and its error."""
+        try:
+            chosen = make_plan(
+                shapes,
+                budget,
+                optimizer=optimizer,
+                granularity=granularity,
+                zipf=zipf,
+                ids_per_step=ids_per_step,
+                beta2=beta2,
+                steps=steps,
+            )
+        except (OSError, TypeError, ValueError) as error:
+            raise typer.BadParameter(str(error)) from None
+        typer.echo(chosen)
+        if json is not None:
+            json.write_text(chosen.to_json(), encoding="utf-8")
+
+    @app.command()
+    def inspect(
+        checkpoint: Annotated[
+            Path, typer.Argument(exists=True, dir_okay=False, help="A file of torch.save.")
+        ],
+    ) -> None:
+        """Say what a checkpoint holds: bytes, load, and what the sketches say of their error."""
+        try:
+            typer.echo(inspect_checkpoint(checkpoint))
+        except (OSError, ValueError) as error:
+            raise typer.BadParameter(str(error)) from None
 
     @app.command()
     def doctor() -> None:
