@@ -1,4 +1,4 @@
-"""The command line: `sketchoptim demo | plan | inspect | bench | doctor`."""
+"""The command line: `sketchoptim demo | train | reproduce | plan | inspect | bench | doctor`."""
 
 import sys
 from pathlib import Path
@@ -27,39 +27,20 @@ def main() -> None:
 
 def build_app() -> "typer.Typer":
     """The commands. Made on demand, because the library itself does without typer and rich."""
-    import torch
     import typer
     from rich.console import Console
 
     from .diagnostics import plan as make_plan
     from .diagnostics.doctor import findings
     from .diagnostics.inspection import inspect_checkpoint
-    from .experiments import demo as demos
+    from .experiments.commands import add_commands
 
     app = typer.Typer(
         help="Memory-compressed optimizers for PyTorch.",
         no_args_is_help=True,
         add_completion=False,
     )
-
-    @app.command()
-    def demo(
-        steps: Annotated[int, typer.Option(min=1, help="Updates a method.")] = demos.STEPS,
-        seed: Annotated[int, typer.Option(help="Of the weights and the negatives.")] = 0,
-        threads: Annotated[
-            int | None, typer.Option(min=1, help="CPU threads; torch decides by default.")
-        ] = None,
-        sources: Annotated[
-            Path | None,
-            typer.Option(
-                exists=True, file_okay=False, help="Train on this folder's .py files instead."
-            ),
-        ] = None,
-    ) -> None:
-        """Train a language model on Python's own sources with exact Adam and with lean."""
-        if threads is not None:
-            torch.set_num_threads(threads)
-        demos.run_demo(steps=steps, seed=seed, sources=sources, console=Console())
+    add_commands(app)
 
     @app.command()
     def bench(

@@ -7,23 +7,16 @@ from sketchoptim.experiments.data import Corpus, Vocabulary
 from sketchoptim.experiments.models import LanguageModel, ModelSettings
 from sketchoptim.experiments.train import (
     DivergedError,
-    Method,
+    Training,
     TrainSettings,
     build_optimizers,
     perplexity,
     train,
 )
+from sketchoptim.storage import PRESETS
 
 MODEL = ModelSettings(dim=8, hidden=16, samples=32)
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """One thread, since threads only wait for each other in models this small."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+METHODS = [*PRESETS, "adagrad-exact", "adagrad-lean", "rmsprop-row-wise", "sgd-lean"]
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +32,9 @@ def settings(**changes) -> TrainSettings:
     return TrainSettings(**values)
 
 
-@pytest.mark.parametrize("method", Method.__args__)
+@pytest.mark.parametrize("method", METHODS)
 def test_the_loss_drops_under_every_method(corpus, method):
-    rate = 1.0 if method.startswith("adagrad") else 0.1
+    rate = {"adagrad": 1.0, "sgd": 3.0}.get(method.partition("-")[0], 0.1)
     losses = train(corpus, MODEL, settings(method=method, table_lr=rate)).losses
     assert losses[-1] < 0.8 * losses[0]
 
@@ -125,6 +118,61 @@ def test_tables_and_body_share_the_parameters_out():
     assert tables.keys().isdisjoint(body)
 
 
+def test_a_full_softmax_leaves_the_output_table_to_the_body():
+    model = LanguageModel(30, ModelSettings(dim=8, hidden=16, samples=0))
+    assert model.named_tables().keys() == {"embedding.weight"}
+    assert {"softmax.weight", "softmax.bias"} <= model.named_body().keys()
+
+
+def test_a_full_softmax_trains_on_the_loss_that_is_measured(corpus):
+    torch.manual_seed(0)
+    model = LanguageModel(49, ModelSettings(dim=8, hidden=16, samples=0))
+    words, labels = corpus.batch(0, batch=4, length=10)
+    loss, state = model.loss(words, labels, None, generator=torch.Generator())
+    hidden, _ = model(words)
+    assert loss.item() == pytest.approx(model.softmax.full_loss(hidden, labels).item())
+    loss.backward()
+    assert not model.softmax.weight.grad.is_sparse
+    assert not state[0].requires_grad
+
+
+def test_a_projection_shortens_the_rows_of_the_output_table():
+    model = LanguageModel(30, ModelSettings(dim=8, hidden=16, projection=4, samples=5))
+    assert model.softmax.weight.shape == (30, 4)
+    assert "projection.weight" in model.named_body()
+
+
+def test_an_epoch_is_a_pass_over_the_text(corpus):
+    run = train(corpus, MODEL, settings(steps=0, epochs=2, batch=20, length=100))
+    assert len(run.losses) == 2 * 3
+
+
+def test_evaluations_are_made_on_time_and_do_not_change_the_run(corpus):
+    plain = train(corpus, MODEL, settings(steps=6))
+    evaluated = train(corpus, MODEL, settings(steps=6, evaluate_every=2, evaluate_words=98))
+    assert [evaluation.step for evaluation in evaluated.evaluations] == [2, 4, 6]
+    assert evaluated.evaluations[-1].perplexity == perplexity(
+        evaluated.model, corpus.valid, words=98
+    )
+    assert plain.losses == evaluated.losses
+
+
+def test_a_plateau_divides_the_learning_rates_by_four(corpus, monkeypatch):
+    found = iter([9.0, 8.0, 8.5, 7.0])
+    monkeypatch.setattr("sketchoptim.experiments.train.perplexity", lambda *_, **__: next(found))
+    training = Training(corpus, MODEL, settings(steps=4, schedule="plateau", evaluate_every=1))
+    rates = [training.optimizers[0].param_groups[0]["lr"] for _ in training.steps()]
+    assert rates == pytest.approx([0.05, 0.05, 0.0125, 0.0125])
+
+
+def test_dropout_draws_from_the_seed_alone(corpus):
+    model = ModelSettings(dim=8, hidden=16, samples=32, dropout=0.5)
+    first, second, other = (
+        train(corpus, model, settings(steps=3, seed=seed)).losses for seed in (0, 0, 1)
+    )
+    assert first == second != other
+
+
 def test_perplexity_of_an_untrained_model_is_near_the_number_of_words(corpus):
     torch.manual_seed(0)
     found = perplexity(LanguageModel(len(corpus.vocabulary), MODEL), corpus.valid)
@@ -150,11 +198,16 @@ def test_a_diverging_run_stops_with_the_remedy(corpus, monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"method": "sgd"}, "method must be one of 'exact', 'lean', .*, got 'sgd'"),
+        ({"method": "sgd"}, "method must be one of 'lean', 'exact', .*, got 'sgd'"),
+        ({"body_optimizer": "lion"}, r"body_optimizer must be one of \['adam', .*, got 'lion'"),
+        ({"schedule": "cosine"}, 'schedule must be "linear" or "plateau", got \'cosine\''),
+        ({"schedule": "plateau"}, 'schedule="plateau" needs evaluate_every'),
+        ({"epochs": 2}, "steps must be >= 1, or epochs instead, got steps=50, epochs=2"),
+        ({"evaluate_every": -1}, "evaluate_every must be >= 0, got -1"),
         ({"table_lr": 0.0}, r"table_lr must be finite and > 0, got 0\.0"),
         ({"body_lr": math.nan}, "body_lr must be finite and > 0, got nan"),
         ({"clip_norm": math.inf}, "clip_norm must be finite and > 0, got inf"),
-        ({"steps": 0}, "steps must be >= 1, got 0"),
+        ({"steps": 0}, "steps must be >= 1, or epochs instead, got steps=0, epochs=0"),
         ({"batch": -1}, "batch must be >= 1, got -1"),
         ({"length": 0}, "length must be >= 1, got 0"),
     ],
@@ -164,7 +217,17 @@ def test_bad_train_settings_get_a_clear_error(changes, message):
         settings(**changes)
 
 
-@pytest.mark.parametrize("name", ["dim", "hidden", "samples"])
-def test_bad_model_settings_get_a_clear_error(name):
-    with pytest.raises(ValueError, match=f"{name} must be >= 1, got 0"):
-        ModelSettings(**{name: 0})
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("dim", 0, "dim must be >= 1, got 0"),
+        ("hidden", 0, "hidden must be >= 1, got 0"),
+        ("layers", 0, "layers must be >= 1, got 0"),
+        ("projection", -1, "projection must be >= 0, got -1"),
+        ("samples", -1, "samples must be >= 0, got -1"),
+        ("dropout", 1.0, r"dropout must be in \[0, 1\), got 1\.0"),
+    ],
+)
+def test_bad_model_settings_get_a_clear_error(name, value, message):
+    with pytest.raises(ValueError, match=message):
+        ModelSettings(**{name: value})

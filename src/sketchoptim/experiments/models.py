@@ -1,8 +1,9 @@
-"""The language model of the experiments: two large sparse tables around a small dense body."""
+"""The language model of the experiments: two large tables around a small dense body."""
 
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+import torch.nn.functional as F
+from torch import Generator, Tensor, nn
 
 from ..nn import SampledSoftmax
 
@@ -15,24 +16,56 @@ class ModelSettings:
 
     Args:
         dim: length of a row of the input table.
-        hidden: units of the LSTM and length of a row of the output table.
-        samples: negatives a step of the sampled softmax.
+        hidden: units of the LSTM.
+        layers: of the LSTM.
+        projection: length of a row of the output table, behind a linear layer; 0 leaves that
+            layer out, and the rows are as long as the LSTM is wide.
+        samples: negatives a step of the sampled softmax; 0 takes the full softmax, whose table
+            gets dense gradients and belongs to the body.
+        dropout: share of inputs and outputs of the LSTM that training sets to zero.
     """
 
     dim: int = 256
     hidden: int = 256
+    layers: int = 1
+    projection: int = 0
     samples: int = 1024
+    dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("dim", "hidden", "samples"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        for name, least in (
+            ("dim", 1), ("hidden", 1), ("layers", 1), ("projection", 0), ("samples", 0),
+        ):  # fmt: skip
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+
+
+class FullSoftmax(SampledSoftmax):
+    """The softmax over all classes, with dense gradients, where tables are small enough for it."""
+
+    def __init__(self, dim: int, classes: int) -> None:
+        super().__init__(dim, classes, samples=1, bias=True)
+
+    def forward(
+        self,
+        hidden: Tensor,
+        labels: Tensor,
+        *,
+        reduction: str = "mean",
+        generator: Generator | None = None,
+    ) -> Tensor:
+        """The loss over all classes; nothing is drawn."""
+        assert self.bias is not None
+        logits = F.linear(hidden, self.weight, self.bias.squeeze(-1)).flatten(0, -2)
+        return F.cross_entropy(logits, labels.flatten(), reduction=reduction)
 
 
 class LanguageModel(nn.Module):
-    """The next word from the ones before: embedding -> LSTM -> sampled softmax.
+    """The next word from the ones before: embedding -> LSTM -> projection -> softmax.
 
-    Both tables, and the output bias, get sparse gradients.
+    The input table gets sparse gradients; so do the output table and bias when sampled.
 
     Example:
         >>> model = LanguageModel(1000, ModelSettings(dim=16, hidden=16, samples=64))
@@ -47,24 +80,41 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(classes, settings.dim, sparse=True)
         nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
-        self.lstm = nn.LSTM(settings.dim, settings.hidden, batch_first=True)
-        self.softmax = SampledSoftmax(settings.hidden, classes, samples=settings.samples, bias=True)
+        between = settings.dropout if settings.layers > 1 else 0.0
+        self.lstm = nn.LSTM(
+            settings.dim, settings.hidden, settings.layers, batch_first=True, dropout=between
+        )
+        self.dropout = nn.Dropout(settings.dropout)
+        width = settings.projection or settings.hidden
+        self.projection: nn.Module = nn.Identity()
+        if settings.projection:
+            self.projection = nn.Linear(settings.hidden, width)
+        if settings.samples:
+            self.softmax = SampledSoftmax(width, classes, samples=settings.samples, bias=True)
+        else:
+            self.softmax = FullSoftmax(width, classes)
 
     def forward(self, words: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """Hidden vectors [batch, length, hidden] for words [batch, length], and the last state."""
-        hidden, last = self.lstm(self.embedding(words), state)
-        return hidden, last
+        """Hidden vectors [batch, length, width] for words [batch, length], and the last state."""
+        hidden, last = self.lstm(self.dropout(self.embedding(words)), state)
+        return self.projection(self.dropout(hidden)), last
+
+    def loss(
+        self, words: Tensor, labels: Tensor, state: State | None, *, generator: Generator
+    ) -> tuple[Tensor, State]:
+        """The training loss, and the state to go on from, cut off from the graph that made it."""
+        hidden, (h, c) = self(words, state)
+        return self.softmax(hidden, labels, generator=generator), (h.detach(), c.detach())
 
     def named_tables(self) -> dict[str, nn.Parameter]:
         """The parameters that get sparse gradients, by name."""
-        body = self.named_body()
-        return {name: table for name, table in self.named_parameters() if name not in body}
+        sparse = ("embedding.",) if isinstance(self.softmax, FullSoftmax) else _SPARSE
+        return {name: table for name, table in self.named_parameters() if name.startswith(sparse)}
 
     def named_body(self) -> dict[str, nn.Parameter]:
         """The parameters that get dense gradients, by name."""
-        return dict(self.lstm.named_parameters(prefix="lstm"))
+        tables = self.named_tables()
+        return {name: weight for name, weight in self.named_parameters() if name not in tables}
 
 
-def detached(state: State) -> State:
-    """The same state, cut off from the graph that made it."""
-    return state[0].detach(), state[1].detach()
+_SPARSE = ("embedding.", "softmax.")

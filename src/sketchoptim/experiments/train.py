@@ -1,7 +1,7 @@
 """The training loop, from top to bottom.
 
     sketchoptim demo                                        # on Python's own sources
-    python benchmarks/wikitext2.py --data <folder>          # on WikiText-2
+    sketchoptim train wikitext2-adam --small                # on WikiText-2
 
 Every method of a comparison sees the same words in the same order, starts from the same weights
 and takes the same number of steps; only the optimizer of the tables differs.
@@ -10,61 +10,43 @@ and takes the same number of steps; only the optimizer of the tables differs.
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain, repeat
-from typing import Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 import sketchoptim as so
 
 from ..optim.base import Optimizer
 from .data import Corpus, segments
-from .models import LanguageModel, ModelSettings, State, detached
+from .methods import made
+from .models import LanguageModel, ModelSettings, State
+from .settings import TrainSettings
 
-Method = Literal[
-    "exact", "lean", "row-wise", "rank-one", "paper-mv", "paper-v", "paper-v-only",
-    "adagrad-exact", "adagrad-lean",
-]  # fmt: skip
+__all__ = [
+    "DivergedError",
+    "Evaluation",
+    "Run",
+    "TrainSettings",
+    "Training",
+    "build_optimizers",
+    "perplexity",
+    "train",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainSettings:
-    """How one model is trained.
+class Evaluation:
+    """Validation perplexity after so many steps, and the time that those took."""
 
-    Args:
-        method: memory preset of `so.Adam` for the tables, or of `so.Adagrad` after "adagrad-".
-        table_lr: first learning rate of the tables; falls linearly to zero.
-        body_lr: first learning rate of the dense layers, which exact Adam trains in all methods.
-        steps: updates.
-        batch: parallel streams of text.
-        length: words of each stream in a step.
-        clip_norm: largest gradient norm of the dense layers.
-        seed: of the weights and of the negatives.
-    """
-
-    method: Method = "lean"
-    table_lr: float
-    body_lr: float = 3e-3
-    steps: int
-    batch: int = 32
-    length: int = 35
-    clip_norm: float = 1.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.method not in get_args(Method):
-            allowed = ", ".join(map(repr, get_args(Method)))
-            raise ValueError(f"method must be one of {allowed}, got {self.method!r}")
-        for name in ("table_lr", "body_lr", "clip_norm"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise ValueError(f"{name} must be finite and > 0, got {value}")
-        for name in ("steps", "batch", "length"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+    step: int
+    seconds: float
+    cpu_seconds: float
+    perplexity: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +59,7 @@ class Run:
     update_seconds: float
     table_state_bytes: int
     state_bytes: int
+    evaluations: list[Evaluation]
 
 
 class DivergedError(ArithmeticError):
@@ -91,78 +74,198 @@ def train(
     on_step: Callable[[int, float], None] | None = None,
 ) -> Run:
     """A model trained on `corpus.train`; `on_step(step, loss)` is called after every update."""
-    with torch.random.fork_rng(devices=[]):  # leaves the caller's random numbers alone
-        torch.manual_seed(settings.seed)
-        model = LanguageModel(len(corpus.vocabulary), model_settings)
-    negatives = torch.Generator().manual_seed(settings.seed)
-    optimizers = build_optimizers(model, settings)
-    schedulers = [
-        torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / settings.steps)
-        for optimizer in optimizers
-    ]
-    losses, step_seconds, update_seconds = [], [], []
-    state: State | None = None
-    passes = chain.from_iterable(
-        segments(corpus.train, batch=settings.batch, length=settings.length) for _ in repeat(None)
-    )
-    for step, (words, labels) in zip(range(settings.steps), passes, strict=False):
-        step_start = time.perf_counter()
+    training = Training(corpus, model_settings, settings)
+    for loss in training.steps():
+        if on_step is not None:
+            on_step(training.step, loss)
+    return training.run()
+
+
+class Training:
+    """A model being trained, which can be stopped and gone on with between any two steps."""
+
+    def __init__(
+        self, corpus: Corpus, model_settings: ModelSettings, settings: TrainSettings
+    ) -> None:
+        self.corpus = corpus
+        self.settings = settings
+        self.total_steps = settings.steps or settings.epochs * corpus.batches(
+            batch=settings.batch, length=settings.length
+        )
+        self.random: Tensor | None = None
+        with self._own_random_numbers():
+            self.model = LanguageModel(len(corpus.vocabulary), model_settings).to(settings.device)
+        self.negatives = torch.Generator(settings.device).manual_seed(settings.seed)
+        self.optimizers = build_optimizers(self.model, settings)
+        self.schedulers = [self._scheduler(optimizer) for optimizer in self.optimizers]
+        self.state: State | None = None
+        self.step = 0
+        self.losses: list[float] = []
+        self.step_seconds: list[float] = []
+        self.update_seconds: list[float] = []
+        self.cpu_seconds = 0.0
+        self.evaluations: list[Evaluation] = []
+
+    def steps(self) -> Iterator[float]:
+        """The loss of each step, as soon as it is done, up to the last."""
+        while self.step < self.total_steps:
+            with self._own_random_numbers():
+                loss = self._step_()
+            if self.settings.evaluate_every and self.step % self.settings.evaluate_every == 0:
+                self._evaluate_()
+            yield loss
+
+    def _step_(self) -> float:
+        settings = self.settings
+        started, cpu_started = time.perf_counter(), time.process_time()
+        words, labels = self.corpus.batch(self.step, batch=settings.batch, length=settings.length)
+        words, labels = words.to(settings.device), labels.to(settings.device)
         # the state outlives the end of a pass: one wrong context in thousands of steps
-        hidden, state = model(words, state)
-        state = detached(state)
-        loss = model.softmax(hidden, labels, generator=negatives)
-        for optimizer in optimizers:
+        loss, self.state = self.model.loss(words, labels, self.state, generator=self.negatives)
+        for optimizer in self.optimizers:
             optimizer.zero_grad()
         loss.backward()
-        # the tables need no clipping: their second moment bounds the updates
-        nn.utils.clip_grad_norm_(model.named_body().values(), settings.clip_norm)
-        losses.append(loss.item())
-        if not math.isfinite(losses[-1]):
+        self._clip_()
+        value = loss.item()
+        if not math.isfinite(value):
             raise DivergedError(
-                f"loss became {losses[-1]} at step {step + 1} of method {settings.method!r}; "
-                f"lower table_lr = {settings.table_lr}"
+                f"loss became {value} at step {self.step + 1} of method "
+                f"{settings.chosen.name!r}; lower table_lr = {settings.table_lr}"
             )
-        update_start = time.perf_counter()
-        for optimizer, scheduler in zip(optimizers, schedulers, strict=True):
+        update_started = time.perf_counter()
+        for optimizer in self.optimizers:
             optimizer.step()
-            scheduler.step()
-        end = time.perf_counter()
-        step_seconds.append(end - step_start)
-        update_seconds.append(end - update_start)
-        if on_step is not None:
-            on_step(step + 1, losses[-1])
-    state_bytes = {
-        parameter.name: parameter.state_bytes
-        for optimizer in optimizers
-        for parameter in so.memory_report(optimizer).parameters
-    }
-    return Run(
-        model=model,
-        losses=losses,
-        step_seconds=statistics.median(step_seconds),
-        update_seconds=statistics.median(update_seconds),
-        table_state_bytes=sum(state_bytes[name] for name in model.named_tables()),
-        state_bytes=sum(state_bytes.values()),
-    )
+        for scheduler in self.schedulers:
+            if isinstance(scheduler, LambdaLR):
+                scheduler.step()
+        ended = time.perf_counter()
+        self.step += 1
+        self.losses.append(value)
+        self.step_seconds.append(ended - started)
+        self.update_seconds.append(ended - update_started)
+        self.cpu_seconds += time.process_time() - cpu_started
+        return value
+
+    @contextmanager
+    def _own_random_numbers(self) -> Iterator[None]:
+        """Makes torch's random numbers those of this training, and gives the caller's back."""
+        device = torch.device(self.settings.device)
+        devices = [] if device.type == "cpu" else [device]
+        generator = torch.default_generator
+        if devices:
+            generator = torch.cuda.default_generators[device.index or 0]
+        with torch.random.fork_rng(devices=devices):
+            if self.random is None:
+                torch.manual_seed(self.settings.seed)
+            else:
+                generator.set_state(self.random)
+            yield
+            self.random = generator.get_state()
+
+    def _clip_(self) -> None:
+        if self.settings.clip_tables:
+            so.clip_grad_norm_(self.model.parameters(), self.settings.clip_norm)
+        else:  # a second moment bounds the tables' updates
+            nn.utils.clip_grad_norm_(self.model.named_body().values(), self.settings.clip_norm)
+
+    def _evaluate_(self) -> None:
+        found = perplexity(self.model, self.corpus.valid, words=self.settings.evaluate_words)
+        self.evaluations.append(
+            Evaluation(
+                step=self.step,
+                seconds=sum(self.step_seconds),
+                cpu_seconds=self.cpu_seconds,
+                perplexity=found,
+            )
+        )
+        for scheduler in self.schedulers:
+            if isinstance(scheduler, ReduceLROnPlateau):
+                scheduler.step(found)
+
+    def _scheduler(self, optimizer: Optimizer) -> LambdaLR | ReduceLROnPlateau:
+        if self.settings.schedule == "plateau":
+            return ReduceLROnPlateau(optimizer, factor=0.25, patience=0)
+        return LambdaLR(optimizer, lambda step: 1 - step / self.total_steps)
+
+    def state_bytes(self) -> dict[str, int]:
+        """Bytes of optimizer state by parameter."""
+        return {
+            parameter.name: parameter.state_bytes
+            for optimizer in self.optimizers
+            for parameter in so.memory_report(optimizer).parameters
+        }
+
+    def run(self) -> Run:
+        """The model and what its training has taken so far."""
+        state_bytes = self.state_bytes()
+        return Run(
+            model=self.model,
+            losses=self.losses,
+            step_seconds=statistics.median(self.step_seconds),
+            update_seconds=statistics.median(self.update_seconds),
+            table_state_bytes=sum(state_bytes[name] for name in self.model.named_tables()),
+            state_bytes=sum(state_bytes.values()),
+            evaluations=self.evaluations,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the rest of the training depends on, in what `torch.load` reads by default."""
+        return {
+            "step": self.step,
+            "model": self.model.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "schedulers": [scheduler.state_dict() for scheduler in self.schedulers],
+            "negatives": self.negatives.get_state(),
+            "random": self.random,
+            "state": self.state,
+            "losses": self.losses,
+            "step_seconds": self.step_seconds,
+            "update_seconds": self.update_seconds,
+            "cpu_seconds": self.cpu_seconds,
+            "evaluations": [vars(evaluation) for evaluation in self.evaluations],
+        }
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Goes on from where `state_dict` was taken, bit for bit."""
+        self.model.load_state_dict(saved["model"])
+        for kept, states in (
+            (self.optimizers, saved["optimizers"]),
+            (self.schedulers, saved["schedulers"]),
+        ):
+            for one, state in zip(kept, states, strict=True):
+                one.load_state_dict(state)
+        self.negatives.set_state(saved["negatives"])
+        for name in ("step", "random", "state", "losses", "step_seconds", "update_seconds"):
+            setattr(self, name, saved[name])
+        self.cpu_seconds = saved["cpu_seconds"]
+        self.evaluations = [Evaluation(**evaluation) for evaluation in saved["evaluations"]]
 
 
 def build_optimizers(model: LanguageModel, settings: TrainSettings) -> list[Optimizer]:
-    """The optimizers of one method: one for the whole model unless the tables use Adagrad."""
+    """The optimizers of one method: one for the whole model unless tables and body differ."""
+    method = settings.chosen
     tables = {"params": list(model.named_tables().items()), "lr": settings.table_lr}
     body = {"params": list(model.named_body().items()), "lr": settings.body_lr}
-    if settings.method.startswith("adagrad-"):
-        memory = settings.method.removeprefix("adagrad-")
-        return [so.Adagrad([tables], memory=memory), so.Adam([body], memory="exact")]
-    return [so.Adam([tables, body], memory=settings.method)]
+    options = {"memory": method.memory, **method.options}
+    if method.optimizer == settings.body_optimizer:
+        return [made(method.optimizer, [tables, body], **options)]
+    return [
+        made(method.optimizer, [tables], **options),
+        made(settings.body_optimizer, [body], memory="exact"),
+    ]
 
 
 @torch.no_grad()
 def perplexity(model: LanguageModel, ids: Tensor, *, words: int | None = None) -> float:
     """exp of the mean full-softmax loss over the first `words` words of a text, all if None."""
+    device = model.embedding.weight.device
     state: State | None = None
     total, count = 0.0, 0
+    was_training = model.training
+    model.eval()
     for inputs, labels in segments(ids[:words], batch=16, length=64):
-        hidden, state = model(inputs, state)
-        total += model.softmax.full_loss(hidden, labels, reduction="sum").item()
+        hidden, state = model(inputs.to(device), state)
+        total += model.softmax.full_loss(hidden, labels.to(device), reduction="sum").item()
         count += labels.numel()
+    model.train(was_training)
     return math.exp(min(total / count, 700.0))  # a diverged model is bad, not an OverflowError

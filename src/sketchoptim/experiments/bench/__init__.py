@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from ..machine import load_average, machine, peak_memory_bytes, versions
 from . import report as reports
 from .cases import Case, Settings, default_counts
 from .gradients import WordLaw
-from .measure import load_average, machine, peak_memory_bytes, threads, versions
+from .measure import threads
 from .methods import absent, chosen
 from .plots import save_plots
 from .report import Report

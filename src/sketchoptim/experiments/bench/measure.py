@@ -2,31 +2,23 @@
 
 import gc
 import heapq
-import os
-import platform
-import resource
 import statistics
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
-from pathlib import Path
 from typing import TypeVar
 
 import torch
 
-from ...ops import native
+from ..machine import last_level_cache_bytes
 from .cases import Clock
 from .gradients import Batch
 from .methods import Method
 
 Key = TypeVar("Key", bound=Hashable)
 
-_CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
-_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-_PACKAGES = ("sketchoptim", "torch", "numpy", "fbgemm-gpu-cpu", "fbgemm-gpu")
 _CLOCKS: dict[Clock, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
@@ -177,51 +169,3 @@ def threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def last_level_cache_bytes() -> int:
-    """The size that Linux reports, else 64 MB."""
-    text = _CACHE.read_text().strip() if _CACHE.exists() else ""
-    return int(text[:-1]) * 1024 if text.endswith("K") else 64 * 2**20
-
-
-def peak_memory_bytes() -> int:
-    """The most memory that the process has had so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def load_average() -> float:
-    """Processes that wanted a core over the last minute."""
-    return os.getloadavg()[0]
-
-
-def machine() -> dict[str, object]:
-    """What the numbers depend on besides the code."""
-    return {
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-        "last_level_cache_bytes": last_level_cache_bytes(),
-        "huge_pages": _HUGE_PAGES.read_text().strip() if _HUGE_PAGES.exists() else "unknown",
-        "system": platform.platform(),
-        "simd": torch.backends.cpu.get_cpu_capability(),
-        "kernels": "reference" if native.library() is None else native.level(),
-        "load_average": load_average(),
-    }
-
-
-def versions() -> dict[str, str]:
-    """Of Python and of the packages that are compared; those not installed are left out."""
-    found = {"python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
-def _processor() -> str:
-    information = Path("/proc/cpuinfo")
-    lines = information.read_text().splitlines() if information.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()

@@ -8,7 +8,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from ..demo import readable_bytes
+from ..machine import readable_bytes
 from .cases import Settings
 from .measure import Timing
 from .methods import BASELINE, BY_NAME

@@ -1,0 +1,60 @@
+"""A training saved so that a kill at any moment loses the steps since the last save, no more."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from .train import Training
+
+
+class MismatchError(ValueError):
+    """A folder holds a run with other settings."""
+
+
+def save_checkpoint(path: Path, training: Training, *, about: dict[str, Any]) -> None:
+    """Writes the training to `path`; `about` says what it is, and is compared when loading."""
+    content = {"about": json.dumps(about, sort_keys=True), "training": training.state_dict()}
+    replace_file(path, lambda file: torch.save(content, file))
+
+
+def load_checkpoint(path: Path, training: Training, *, about: dict[str, Any]) -> None:
+    """Goes on with the training from `path`, if that was made by the same settings."""
+    content = torch.load(path, map_location=training.settings.device)
+    check_same(path, json.loads(content["about"]), about)
+    training.load_state_dict(content["training"])
+
+
+def check_same(path: Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Raises, naming what differs, where a file was made by other settings."""
+    wanted = json.loads(json.dumps(wanted))  # tuples become lists, as in the file
+    for key in found.keys() | wanted.keys():
+        if found.get(key) != wanted.get(key):
+            raise MismatchError(
+                f"{path} was made with {key} = {found.get(key)!r}, now it is {wanted.get(key)!r}; "
+                "name another output folder, or remove this one"
+            )
+
+
+def replace_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Puts a whole new file in the place of `path`: whoever reads sees the old or the new one."""
+    scratch = path.with_name(f".{path.name}-{os.getpid()}")
+    with scratch.open("wb") as file:
+        write(file)
+        file.flush()
+        os.fsync(file.fileno())
+    scratch.replace(path)
+
+
+def write_json(path: Path, content: object) -> None:
+    """Puts `content` into `path` as JSON, all of it or nothing."""
+    text = json.dumps(content, indent=2) + "\n"
+    replace_file(path, lambda file: file.write(text.encode()))
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file holds."""
+    return json.loads(path.read_text(encoding="utf-8"))

@@ -1,0 +1,18 @@
+"""Texts and examples: files -> words -> vocabulary by count -> ids."""
+
+from .corpus import Corpus, segment, segments
+from .python_sources import read_python_sources
+from .texts import draw_text, read_lm1b, read_text, read_wikitext
+from .vocabulary import Vocabulary
+
+__all__ = [
+    "Corpus",
+    "Vocabulary",
+    "draw_text",
+    "read_lm1b",
+    "read_python_sources",
+    "read_text",
+    "read_wikitext",
+    "segment",
+    "segments",
+]

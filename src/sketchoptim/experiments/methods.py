@@ -1,0 +1,82 @@
+"""What is compared: an optimizer for the tables and where its moments live."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+import sketchoptim as so
+
+from ..optim.base import Optimizer
+from ..storage import PRESETS
+
+OptimizerName = Literal["adam", "rmsprop", "adagrad", "sgd"]
+_OPTIMIZERS: dict[OptimizerName, Callable[..., Optimizer]] = {
+    "adam": so.Adam,
+    "rmsprop": so.RMSprop,
+    "adagrad": so.Adagrad,
+    "sgd": so.SGD,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """How tables are trained.
+
+    Args:
+        name: What it is called in commands and files.
+        title: What it is called in tables; the name by default.
+        optimizer: The optimizer of the tables.
+        memory: A preset, or a memory, of theirs.
+        options: Further arguments of the optimizer, such as `betas`.
+
+    Example:
+        >>> Method.of("adagrad-lean").optimizer
+        'adagrad'
+    """
+
+    name: str
+    title: str = ""
+    optimizer: OptimizerName = "adam"
+    memory: so.Memory | str = "lean"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "title", self.title or self.name)
+        check_optimizer("optimizer", self.optimizer)
+        object.__setattr__(self, "memory", so.Memory.of(self.memory))
+
+    @classmethod
+    def of(cls, choice: "str | Method") -> "Method":
+        """The method itself, or a preset of Adam by name, or of another after its name and "-"."""
+        if isinstance(choice, Method):
+            return choice
+        names = {preset: ("adam", preset) for preset in PRESETS}
+        for optimizer in get_args(OptimizerName):
+            names |= {f"{optimizer}-{preset}": (optimizer, preset) for preset in PRESETS}
+        if choice not in names:
+            allowed = ", ".join(map(repr, names))
+            raise ValueError(f"method must be one of {allowed}, got {choice!r}")
+        found, preset = names[choice]
+        return cls(name=choice, optimizer=found, memory=preset)  # type: ignore[arg-type]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same in dicts, numbers and strings."""
+        assert isinstance(self.memory, so.Memory)  # made so by the constructor
+        return {
+            "name": self.name,
+            "title": self.title,
+            "optimizer": self.optimizer,
+            "memory": self.memory.to_dict(),
+            "options": dict(self.options),
+        }
+
+
+def check_optimizer(name: str, value: str) -> None:
+    """Raises where `value` is no optimizer's name."""
+    if value not in _OPTIMIZERS:
+        raise ValueError(f"{name} must be one of {list(_OPTIMIZERS)}, got {value!r}")
+
+
+def made(name: OptimizerName, groups: list[dict[str, Any]], **options: Any) -> Optimizer:
+    """The optimizer of that name over parameter groups."""
+    return _OPTIMIZERS[name](groups, **options)

@@ -1,0 +1,186 @@
+"""Recipes: what an experiment trains on what, in the paper's size and in one for two cores.
+
+A recipe is a TOML file: one beside this module by its name, or a path to one of your own.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+from ...storage import Memory
+from ..data import DataSettings
+from ..methods import Method
+from ..models import ModelSettings
+from ..settings import TrainSettings
+from .parsing import parsed
+
+Size = Literal["full", "small"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepSettings:
+    """Learning rates to try, rising; a single one is taken, none keeps the setting's own.
+
+    Args:
+        table_lr: of the tables, tried first; the grid grows while its best rate is at an end.
+        body_lr: of the dense layers, tried at the best rate of the tables.
+    """
+
+    table_lr: tuple[float, ...] = ()
+    body_lr: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One size of an experiment.
+
+    Args:
+        about: What this size is, in words.
+        model, train, sweep: Its settings.
+        data: Replaces the recipe's data.
+        seeds: Each trained at the best learning rates; the first one is swept with.
+        test_words: Words of the test text, and of the validation text, that are measured on at
+            the end; 0 measures on none, where only memory and speed matter.
+        log_every: Steps between lines of the log.
+        checkpoint_every: Steps between checkpoints; 0 writes none.
+    """
+
+    about: str
+    model: ModelSettings
+    train: TrainSettings
+    data: DataSettings
+    sweep: SweepSettings = SweepSettings()
+    seeds: tuple[int, ...] = (0, 1, 2)
+    test_words: int = 1_000_000_000
+    log_every: int = 10
+    checkpoint_every: int = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contestant:
+    """A method of a recipe: with what the paper found, and rates of its own to try."""
+
+    method: Method
+    paper: Mapping[str, float] = field(default_factory=dict)
+    sweeps: Mapping[Size, SweepSettings] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """An experiment.
+
+    Args:
+        name: Of its file.
+        title: For headings.
+        reference: What in the paper it reproduces.
+        metric: What quality is measured by; lower is better.
+        sizes: Its settings, "full" as in the paper and "small".
+        contestants: What is compared, by name; the first one is what the others are held against.
+    """
+
+    name: str
+    title: str
+    reference: str
+    metric: str = "perplexity"
+    sizes: Mapping[Size, Setting]
+    contestants: Mapping[str, Contestant]
+
+    def chosen(self, names: list[str] | None) -> list[Contestant]:
+        """The contestants of these names, all for None."""
+        for name in names or []:
+            if name not in self.contestants:
+                allowed = ", ".join(self.contestants)
+                raise ValueError(f"method must be one of {allowed}, got {name!r}")
+        return [self.contestants[name] for name in names or self.contestants]
+
+    def sweep(self, contestant: Contestant, size: Size) -> SweepSettings:
+        """The rates to try for a contestant: its own, else those of the setting."""
+        common = self.sizes[size].sweep
+        own = contestant.sweeps.get(size, SweepSettings())
+        return SweepSettings(
+            table_lr=own.table_lr or common.table_lr, body_lr=own.body_lr or common.body_lr
+        )
+
+
+def recipe_names() -> list[str]:
+    """The names of the recipes that come with the package."""
+    return sorted(file.name.removesuffix(".toml") for file in _packaged() if file.is_file())
+
+
+def load_recipe(name: str) -> Recipe:
+    """The recipe of that name, or at that path when it ends in .toml."""
+    if name.endswith(".toml"):
+        path = Path(name)
+        if not path.is_file():
+            raise FileNotFoundError(f"no recipe at {path}; write one, or name one of the package's")
+        return parse_recipe(path.stem, path.read_text(encoding="utf-8"))
+    if name not in recipe_names():
+        allowed = ", ".join(recipe_names())
+        raise ValueError(f"recipe must be a .toml file or one of {allowed}, got {name!r}")
+    text = (files(__package__) / f"{name}.toml").read_text(encoding="utf-8")
+    return parse_recipe(name, text)
+
+
+def parse_recipe(name: str, text: str) -> Recipe:
+    """The recipe that a TOML text describes."""
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"recipe {name} is not TOML: {error}") from None
+    data, methods = (table.pop(key, {}) for key in ("data", "methods"))
+    sizes = {
+        size: _setting(table.pop(size), data, where=f"{name}: {size}")
+        for size in ("full", "small")
+        if size in table
+    }
+    if not sizes:
+        raise ValueError(f"{name}: needs a table [small] or [full]")
+    if not methods:
+        raise ValueError(f"{name}: needs a table [methods.<name>] for each method")
+    contestants = {
+        key: _contestant(key, value, where=f"{name}: methods.{key}")
+        for key, value in methods.items()
+    }
+    return parsed(Recipe, table, where=name, name=name, sizes=sizes, contestants=contestants)
+
+
+def _setting(table: Any, data: dict[str, Any], *, where: str) -> Setting:
+    rest = dict(table)
+    kinds = {"model": ModelSettings, "train": TrainSettings, "sweep": SweepSettings}
+    parts: dict[str, Any] = {
+        key: parsed(kind, rest.pop(key, {}), where=f"{where}.{key}") for key, kind in kinds.items()
+    }
+    parts["data"] = parsed(DataSettings, {**data, **rest.pop("data", {})}, where=f"{where}.data")
+    return parsed(Setting, rest, where=where, **parts)
+
+
+def _contestant(name: str, table: Any, *, where: str) -> Contestant:
+    rest = dict(table)
+    paper = rest.pop("paper", {})
+    sweeps = {
+        size: parsed(SweepSettings, rest.pop(size), where=f"{where}.{size}")
+        for size in ("full", "small")
+        if size in rest
+    }
+    options = rest.pop("options", {})
+    memory = _memory(rest.pop("memory", "lean"), where=f"{where}.memory")
+    method = parsed(Method, rest, where=where, name=name, memory=memory, options=options)
+    return Contestant(method=method, paper=paper, sweeps=sweeps)  # type: ignore[arg-type]
+
+
+def _memory(table: Any, *, where: str) -> Memory:
+    """A memory from a preset's name or from its storages, each a table with a `kind`."""
+    try:
+        if isinstance(table, str):
+            return Memory.of(table)
+        plain = {"form": "moments", "clip": None, "first": None, "second": None, **table}
+        return Memory.from_dict(plain)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
+def _packaged() -> list[Any]:
+    return [file for file in files(__package__).iterdir() if file.name.endswith(".toml")]

@@ -1,0 +1,66 @@
+"""Tables of a TOML file as dataclasses, with errors that name the key and what it may be."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+
+
+def parsed(kind: type[T], table: object, *, where: str, **given: Any) -> T:
+    """The dataclass `kind` made from a table; `given` are fields that do not come from it.
+
+    Example:
+        >>> from sketchoptim.experiments.models import ModelSettings
+        >>> parsed(ModelSettings, {"dims": 3}, where="small.model")
+        Traceback (most recent call last):
+        ...
+        ValueError: small.model.dims is not known; allowed are dim, hidden, layers, projection, \
+samples, dropout
+    """
+    if not isinstance(table, Mapping):
+        raise TypeError(f"{where} must be a table, got {table!r}")
+    hints = get_type_hints(kind)
+    assert dataclasses.is_dataclass(kind)
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    allowed = [name for name in fields if name not in given]
+    for key in table:
+        if key not in allowed:
+            raise ValueError(f"{where}.{key} is not known; allowed are {', '.join(allowed)}")
+    for name in allowed:
+        field = fields[name]
+        has_default = not (
+            field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        )
+        if name not in table and not has_default:
+            raise ValueError(f"{where}.{name} is missing")
+    values = {key: _value(hints[key], value, f"{where}.{key}") for key, value in table.items()}
+    try:
+        return kind(**values, **given)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{where}: {error}") from None
+
+
+def _value(hint: Any, value: object, where: str) -> object:
+    """The value, checked against a type: a number, a string, a Literal or a tuple of such."""
+    if get_origin(hint) is Literal:
+        if value not in get_args(hint):
+            raise ValueError(f"{where} must be one of {list(get_args(hint))}, got {value!r}")
+        return value
+    if get_origin(hint) is tuple:
+        if not isinstance(value, list):
+            raise TypeError(f"{where} must be a list, got {value!r}")
+        return tuple(_value(get_args(hint)[0], item, where) for item in value)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    fits = {
+        int: isinstance(value, int) and is_number,
+        float: is_number,
+        bool: isinstance(value, bool),
+        str: isinstance(value, str),
+    }
+    if not fits.get(hint, True):
+        raise TypeError(f"{where} must be {_ARTICLES[hint]}, got {value!r}")
+    return value
+
+
+_ARTICLES = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}

@@ -1,0 +1,127 @@
+"""One page with everything: it needs no other file and no network."""
+
+import base64
+import html
+import json
+from dataclasses import asdict
+from importlib.resources import files
+from pathlib import Path
+
+from ..reproduce import Reproduction
+from .plots import as_svg, figures, save_pngs
+from .table import comparison
+
+
+def write_report(made: Reproduction, folder: Path) -> Path:
+    """The page's path, after writing it and its pictures as PNG files beside it."""
+    drawn = figures(made)
+    save_pngs(drawn, folder)
+    pictures = "".join(
+        f"<figure><figcaption>{html.escape(caption)}</figcaption>"
+        f'<img alt="{html.escape(caption)}" '
+        f'src="data:image/svg+xml;base64,{base64.b64encode(as_svg(figure)).decode()}"></figure>'
+        for caption, figure in drawn.values()
+    )
+    path = folder / "report.html"
+    path.write_text(_page(made, pictures), encoding="utf-8")
+    return path
+
+
+def _page(made: Reproduction, pictures: str) -> str:
+    setting = made.recipe.sizes[made.size]
+    style = (files(__package__) / "style.css").read_text(encoding="utf-8")
+    title = html.escape(made.recipe.title)
+    seeds = len(made.findings[0].results)
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}: sketchoptim</title>
+<style>{style}</style>
+</head>
+<body>
+<main>
+<h1>{title}</h1>
+<p>{html.escape(setting.about)}.</p>
+<p>Every method starts from the same weights, sees the same words in the same order and takes the
+same steps. {_tuning(made)} Means and standard deviations are over {seeds}
+seed{"s" if seeds > 1 else ""}. {_clock(made)}</p>
+<h2>Comparison</h2>
+<div class="scroll">{_table(made)}</div>
+<h2>Pictures</h2>
+<div class="figures">{pictures}</div>
+<h2>How it was made</h2>
+<pre>{html.escape(made.command)}</pre>
+<p>{html.escape(made.date)}. {html.escape(_origin(made))}</p>
+<details><summary>Settings</summary><pre>{html.escape(_settings(made))}</pre></details>
+<details><summary>Sweeps</summary><pre>{html.escape(_sweeps(made))}</pre></details>
+</main>
+</body>
+</html>
+"""
+
+
+def _table(made: Reproduction) -> str:
+    columns, rows = comparison(made)
+    head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
+    body = "".join(
+        f"<tr{_emphasis(finding.name)}>"
+        + "".join(f"<td>{html.escape(cell)}</td>" for cell in row)
+        + "</tr>"
+        for finding, row in zip(made.findings, rows, strict=True)
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _emphasis(name: str) -> str:
+    return ' class="ours"' if name == "lean" else ""
+
+
+def _tuning(made: Reproduction) -> str:
+    if all(len(finding.valid_by_rate) == 1 for finding in made.findings):
+        return "Learning rates are those of the recipe."
+    return (
+        "Each method's learning rates are the best of its own sweep on validation data, made with "
+        "the first seed; test data is looked at for the table alone."
+    )
+
+
+def _clock(made: Reproduction) -> str:
+    if made.clock == "seconds":
+        return "Times are wall-clock."
+    return (
+        "The machine was busy with other work, so times along a training are processor time; "
+        "milliseconds a step are medians of wall-clock."
+    )
+
+
+def _origin(made: Reproduction) -> str:
+    result = made.findings[0].results[0]
+    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+    machine = result["machine"]
+    return f"{versions}. {machine['processor']}, {machine['cores']} cores, {machine['system']}."
+
+
+def _settings(made: Reproduction) -> str:
+    setting = made.recipe.sizes[made.size]
+    shown = {
+        "data": asdict(setting.data),
+        "model": asdict(setting.model),
+        "train": made.findings[0].results[0]["about"]["train"],
+        "memory": {
+            finding.name: finding.results[0]["about"]["train"]["method"]["memory"]
+            for finding in made.findings
+        },
+    }
+    return json.dumps(shown, indent=2)
+
+
+def _sweeps(made: Reproduction) -> str:
+    lines = []
+    for finding in made.findings:
+        lines.append(finding.title)
+        for table_lr, body_lr, valid in finding.valid_by_rate:
+            found = "diverged" if valid is None else f"{valid:.1f}"
+            lines.append(f"  table lr {table_lr:g}, body lr {body_lr:g}: {found}")
+    return "\n".join(lines)

@@ -1,0 +1,123 @@
+"""The pictures: quality over steps and over time, memory."""
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from matplotlib import colormaps, rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ..machine import readable_bytes
+from ..reproduce import Findings, Reproduction
+
+_STYLE: dict[Any, Any] = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
+_CLOCKS = {"seconds": "seconds of training", "cpu_seconds": "seconds of processor time in training"}
+
+
+def figures(made: Reproduction) -> dict[str, tuple[str, Figure]]:
+    """By file name: what a picture shows, and the picture."""
+    metric = made.recipe.metric
+    with rc_context(_STYLE):
+        drawn = {"loss": (f"Training loss over steps, {_seeds(made)}", _losses(made))}
+        if made.is_measured and made.findings[0].results[0]["evaluations"]:
+            drawn["steps"] = (f"Validation {metric} over steps", _quality(made, "step", "steps"))
+            label = _CLOCKS[made.clock]
+            drawn["time"] = (
+                f"Validation {metric} over {label}",
+                _quality(made, made.clock, label),
+            )
+        drawn["state"] = (
+            "Optimizer state of the tables, on a logarithmic scale",
+            _bars(made, "table_state_bytes", is_log=True),
+        )
+        drawn["memory"] = (
+            "Peak memory of the whole process",
+            _bars(made, "peak_memory_bytes", is_log=False),
+        )
+    return drawn
+
+
+def save_pngs(drawn: dict[str, tuple[str, Figure]], folder: Path) -> list[Path]:
+    """The files written, one a picture."""
+    paths = [folder / f"{name}.png" for name in drawn]
+    for path, (_, figure) in zip(paths, drawn.values(), strict=True):
+        figure.savefig(path, dpi=160)
+    return paths
+
+
+def as_svg(figure: Figure) -> bytes:
+    """The picture as SVG, the same bytes whenever it is drawn again."""
+    buffer = io.BytesIO()
+    with rc_context({"svg.hashsalt": "sketchoptim"}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    return buffer.getvalue()
+
+
+def _losses(made: Reproduction) -> Figure:
+    def draw(axes: Axes, finding: Findings, style: dict[str, Any]) -> None:
+        for result in finding.results[:1]:
+            steps, losses = zip(*result["losses"], strict=True)
+            axes.plot(steps, losses, **style)
+
+    figure = _lines(made, draw)
+    figure.axes[0].set(xlabel="steps", ylabel="training loss")
+    return figure
+
+
+def _quality(made: Reproduction, key: str, label: str) -> Figure:
+    def draw(axes: Axes, finding: Findings, style: dict[str, Any]) -> None:
+        for number, result in enumerate(finding.results):
+            points = result["evaluations"]
+            if number:
+                style = {**style, "label": "_"}
+            axes.plot(
+                [point[key] for point in points], [point["perplexity"] for point in points], **style
+            )
+
+    figure = _lines(made, draw)
+    figure.axes[0].set(xlabel=label, ylabel=f"validation {made.recipe.metric}", yscale="log")
+    return figure
+
+
+def _lines(made: Reproduction, draw: Callable[[Axes, Findings, dict[str, Any]], None]) -> Figure:
+    figure = Figure(figsize=(4.6, 3.9), layout="constrained")
+    axes = figure.subplots()
+    for finding, color in zip(made.findings, _colors(made), strict=True):
+        width = 2.4 if "lean" in finding.name else 1.2
+        draw(axes, finding, {"label": finding.title, "color": color, "linewidth": width})
+    axes.grid(alpha=0.25, which="both")
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8)
+    return figure
+
+
+def _bars(made: Reproduction, key: str, *, is_log: bool) -> Figure:
+    shown = [
+        (finding, color)
+        for finding, color in zip(made.findings, _colors(made), strict=True)
+        if finding.results[0].get(key) is not None
+    ]
+    figure = Figure(figsize=(4.6, 1.0 + 0.32 * len(shown)), layout="constrained")
+    axes = figure.subplots()
+    sizes = [finding.median(key) for finding, _ in shown]
+    bars = axes.barh(
+        [finding.title for finding, _ in shown], sizes, color=[color for _, color in shown]
+    )
+    axes.bar_label(bars, [readable_bytes(size) for size in sizes], padding=3, fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xscale("log" if is_log else "linear")
+    axes.set_xticks([], minor=True)
+    axes.set_xticks([])
+    axes.margins(x=0.3)
+    axes.spines["bottom"].set_visible(False)
+    return figure
+
+
+def _colors(made: Reproduction) -> list[object]:
+    return [colormaps["tab10"](number % 10) for number in range(len(made.findings))]
+
+
+def _seeds(made: Reproduction) -> str:
+    seed = made.findings[0].results[0]["about"]["train"]["seed"]
+    return f"seed {seed}"

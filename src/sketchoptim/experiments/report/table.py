@@ -1,0 +1,109 @@
+"""The comparison, one row a method, as the terminal and the page show it."""
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from rich import box
+from rich.table import Table
+
+from ..machine import readable_bytes
+from ..reproduce import Findings, Reproduction
+
+
+def comparison_table(made: Reproduction) -> Table:
+    """The table for the terminal."""
+    columns, rows = comparison(made)
+    table = Table(title=f"{made.recipe.title} ({made.size})", box=box.SIMPLE_HEAD, pad_edge=False)
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number else "left", no_wrap=not number)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def comparison(made: Reproduction) -> tuple[list[str], list[list[str]]]:
+    """Headings and rows: the paper's numbers, then ours, in words and units."""
+    first = made.findings[0]
+    papers = list(dict.fromkeys(key for finding in made.findings for key in finding.paper))
+    metric = made.recipe.metric
+    columns = ["method", *(f"paper: {key}" for key in papers)]
+    if made.is_measured:
+        columns += [f"test {metric}", f"valid {metric}"]
+    columns += ["state of tables", f"of {first.title}'s", "peak memory", "ms a step", "update"]
+    has_times = made.is_measured and bool(times_to_target(made, first))
+    if has_times:
+        columns.append(f"s to {first.title}'s best")
+    columns += ["table lr", "body lr"]
+    rows = []
+    for finding in made.findings:
+        row = [finding.title, *(_number(finding.paper.get(key)) for key in papers)]
+        if made.is_measured:
+            row += [mean_sd(finding.values(part)) for part in ("test", "valid")]
+        row += _costs(finding, first)
+        if has_times:
+            row.append(_seconds(times_to_target(made, finding)))
+        rows.append([*row, f"{finding.table_lr:g}", f"{finding.body_lr:g}"])
+    return columns, rows
+
+
+def _costs(finding: Findings, first: Findings) -> list[str]:
+    state, step, update = (
+        finding.median(key) for key in ("table_state_bytes", "step_seconds", "update_seconds")
+    )
+    if not math.isfinite(step):
+        return ["diverged", "", "", "", ""]
+    return [
+        readable_bytes(state),
+        f"{state / first.median('table_state_bytes'):.3%}",
+        readable_bytes(finding.median("peak_memory_bytes")),
+        f"{1e3 * step:.1f}",
+        f"{1e3 * update:.2f}",
+    ]
+
+
+def times_to_target(made: Reproduction, finding: Findings) -> list[float]:
+    """Seconds to the best validation result of the first method, one a seed; inf for never.
+
+    Between two evaluations, the result is taken to change linearly with time. Empty where nothing
+    was evaluated on the way.
+    """
+    times = []
+    for result, baseline in zip(finding.results, made.findings[0].results, strict=True):
+        if not baseline["evaluations"]:
+            return []
+        target = min(evaluation["perplexity"] for evaluation in baseline["evaluations"])
+        curve = [(point[made.clock], point["perplexity"]) for point in result["evaluations"]]
+        times.append(first_below(curve, target))
+    return times
+
+
+def first_below(curve: Sequence[tuple[float, float]], target: float) -> float:
+    """Where a curve of (time, value) first reaches `target`, linearly between its points."""
+    before: tuple[float, float] | None = None
+    for time, value in curve:
+        if value <= target:
+            if before is None:
+                return time
+            share = (before[1] - target) / (before[1] - value)
+            return before[0] + share * (time - before[0])
+        before = time, value
+    return math.inf
+
+
+def mean_sd(values: list[float]) -> str:
+    """'164.0 ± 1.2', the value alone when there is one, or 'diverged'."""
+    if not all(map(math.isfinite, values)):
+        return "diverged"
+    if len(values) == 1:
+        return f"{values[0]:.1f}"
+    return f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f}"
+
+
+def _seconds(times: list[float]) -> str:
+    median = statistics.median(times) if times else math.inf
+    return f"{median:.1f}" if math.isfinite(median) else "never"
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:,g}"

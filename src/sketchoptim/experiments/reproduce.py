@@ -1,0 +1,209 @@
+"""An experiment of the paper: each method at its own best learning rates, then several seeds.
+
+Every run is a `sketchoptim train` in a process of its own, so that the peak memory is the run's
+own, and in a folder of its own, so that a reproduction that was stopped goes on where it was.
+"""
+
+import datetime
+import math
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from .checkpoints import write_json
+from .recipes import Contestant, Recipe, Setting, Size, SweepSettings
+from .runs import finished, run_settings
+from .settings import TrainSettings
+from .sweep import best_rate, tune
+
+# one thread cannot use more processor time than there is, and waits little on an idle machine
+_BUSY = 1.2
+
+Launch = Callable[[Contestant, float, float, int], dict[str, Any]]
+"""The result of training a contestant at (table_lr, body_lr) with a seed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """What was found of one method: its rates, and one result a seed."""
+
+    name: str
+    title: str
+    paper: dict[str, float]
+    table_lr: float
+    body_lr: float
+    valid_by_rate: list[tuple[float, float, float | None]]
+    """(table_lr, body_lr, validation perplexity) of each run of the sweep."""
+    results: list[dict[str, Any]]
+
+    def values(self, key: str) -> list[float]:
+        """A number of each seed's result; infinite where the training diverged."""
+        found = (result.get(key) for result in self.results)
+        return [math.inf if value is None else float(value) for value in found]
+
+    def median(self, key: str) -> float:
+        """The median over the seeds."""
+        return statistics.median(self.values(key))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reproduction:
+    """All findings of a recipe, and how they were got."""
+
+    recipe: Recipe
+    size: Size
+    command: str
+    date: str
+    findings: list[Findings]
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether quality was measured, not memory and speed alone."""
+        return self.recipe.sizes[self.size].test_words > 0
+
+    @property
+    def clock(self) -> str:
+        """Which times to show: "seconds", or "cpu_seconds" where the machine was busy.
+
+        Runs on a busy machine take longer than they need to, each by another factor.
+        """
+        shares = [
+            result["seconds"] / result["cpu_seconds"]
+            for finding in self.findings
+            for result in finding.results
+            if result["cpu_seconds"]
+        ]
+        return "cpu_seconds" if max(shares) > _BUSY else "seconds"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same in dicts, lists, numbers and strings."""
+        setting = self.recipe.sizes[self.size]
+        return {
+            "recipe": self.recipe.name,
+            "size": self.size,
+            "command": self.command,
+            "date": self.date,
+            "about": setting.about,
+            "data": asdict(setting.data),
+            "model": asdict(setting.model),
+            "train": setting.train.to_dict(),
+            "findings": [asdict(finding) for finding in self.findings],
+        }
+
+
+def reproduce(
+    recipe: Recipe,
+    size: Size,
+    *,
+    methods: list[str] | None = None,
+    seeds: Sequence[int] | None = None,
+    command: str,
+    launch: Launch,
+    output: Path,
+    console: Console,
+) -> Reproduction:
+    """The findings of the methods, written to `output/results.json` as they come in."""
+    setting = recipe.sizes[size]
+    first, *others = seeds or setting.seeds
+    found: list[Findings] = []
+    for contestant in recipe.chosen(methods):
+        tuned = _tuned(contestant, recipe.sweep(contestant, size), setting.train, first, launch)
+        found.append(tuned)
+        console.print(
+            f"{tuned.title}: best table_lr {tuned.table_lr:g}, body_lr {tuned.body_lr:g}, "
+            f"validation perplexity {tuned.values('valid')[0]:.1f}"
+        )
+    # a seed of every method before the next seed, so that what disturbs the machine hits them all
+    for seed in others:
+        for finding in found:
+            contestant = recipe.contestants[finding.name]
+            finding.results.append(launch(contestant, finding.table_lr, finding.body_lr, seed))
+    today = datetime.date.today().isoformat()
+    made = Reproduction(recipe=recipe, size=size, command=command, date=today, findings=found)
+    write_json(output / "results.json", made.to_dict())
+    return made
+
+
+def _tuned(
+    contestant: Contestant, sweep: SweepSettings, start: TrainSettings, seed: int, launch: Launch
+) -> Findings:
+    """One contestant at the best of its rates, those of the tables first, then the body's."""
+    results: dict[tuple[float, float], dict[str, Any]] = {}
+
+    def tried(table_lr: float, body_lr: float) -> float:
+        if (table_lr, body_lr) not in results:
+            results[table_lr, body_lr] = launch(contestant, table_lr, body_lr, seed)
+        valid = results[table_lr, body_lr]["valid"]
+        return math.inf if valid is None else float(valid)
+
+    table_lr, body_lr = start.table_lr, start.body_lr
+    if len(sweep.table_lr) == 1:
+        table_lr = sweep.table_lr[0]
+    elif sweep.table_lr:
+        table_lr = best_rate(tune(lambda rate: tried(rate, start.body_lr), rates=sweep.table_lr))
+    if sweep.body_lr:
+        body_lr = best_rate({rate: tried(table_lr, rate) for rate in sweep.body_lr})
+    tried(table_lr, body_lr)
+    return Findings(
+        name=contestant.method.name,
+        title=contestant.method.title,
+        paper=dict(contestant.paper),
+        table_lr=table_lr,
+        body_lr=body_lr,
+        valid_by_rate=[(*rates, result["valid"]) for rates, result in sorted(results.items())],
+        results=[results[table_lr, body_lr]],
+    )
+
+
+def launched_train(
+    recipe: str,
+    setting: Setting,
+    size: Size,
+    *,
+    steps: int | None = None,
+    data: Path | None = None,
+    device: str = "cpu",
+    threads: int = 1,
+    output: Path,
+    console: Console,
+) -> Launch:
+    """Launches each run as `python -m sketchoptim train`, in a folder below `output/runs`."""
+    options = ["--small"] if size == "small" else []
+    options += ["--threads", str(threads), "--device", device]
+    options += ["--data", str(data)] if data is not None else []
+    options += ["--steps", str(steps)] if steps is not None else []
+
+    def launch(
+        contestant: Contestant, table_lr: float, body_lr: float, seed: int
+    ) -> dict[str, Any]:
+        method = contestant.method
+        name = f"{method.name}-{table_lr:g}-{body_lr:g}-seed{seed}"
+        folder = output / "runs" / name
+        settings = run_settings(
+            setting,
+            method,
+            table_lr=table_lr,
+            body_lr=body_lr,
+            seed=seed,
+            steps=steps,
+            device=device,
+        )
+        result = finished(folder, setting, settings)
+        if result is None:
+            rates = ["--table-lr", repr(table_lr), "--body-lr", repr(body_lr)]
+            command = [sys.executable, "-m", "sketchoptim", "train", recipe, *options, *rates]
+            command += ["--method", method.name, "--seed", str(seed), "--output", str(folder)]
+            subprocess.run(command, check=True)
+            result = finished(folder, setting, settings)
+            assert result is not None
+        valid = result["valid"]
+        console.print(f"{name}: {'diverged' if valid is None else f'{valid:.1f}'}", style="dim")
+        return result
+
+    return launch

@@ -1,0 +1,194 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+from rich.console import Console
+
+from sketchoptim.experiments.checkpoints import (
+    MismatchError,
+    load_checkpoint,
+    read_json,
+    save_checkpoint,
+)
+from sketchoptim.experiments.data import DataSettings
+from sketchoptim.experiments.models import ModelSettings
+from sketchoptim.experiments.recipes import Setting
+from sketchoptim.experiments.runs import run_in, smoothed
+from sketchoptim.experiments.settings import TrainSettings
+from sketchoptim.experiments.train import Training
+
+TIMES = {"seconds", "cpu_seconds", "step_seconds", "update_seconds", "words_a_second"}
+VARYING = TIMES | {"peak_memory_bytes", "machine"}
+RECIPE = """
+title = "A small text"
+reference = "none"
+[data]
+kind = "text"
+path = "text.txt"
+held_out = 0.1
+[small]
+about = "tiny"
+test_words = 200
+log_every = 1
+checkpoint_every = 7
+[small.model]
+dim = 8
+hidden = 8
+layers = 2
+samples = 5
+dropout = 0.2
+[small.train]
+table_lr = 0.05
+steps = 120
+batch = 4
+length = 5
+evaluate_every = 10
+evaluate_words = 100
+[methods.lean]
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A text to train on, and the recipe for it."""
+    folder = tmp_path_factory.mktemp("recipe")
+    lines = (" ".join(str(i * i % 37) for i in range(n, n + 9)) + "\n" for n in range(200))
+    (folder / "text.txt").write_text("".join(lines), encoding="utf-8")
+    (folder / "tiny.toml").write_text(RECIPE, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def setting(folder):
+    return Setting(
+        about="tiny",
+        model=ModelSettings(dim=8, hidden=8, layers=2, samples=5, dropout=0.2),
+        train=TrainSettings(table_lr=0.05, steps=12, batch=4, length=5, evaluate_every=4),
+        data=DataSettings(kind="text", path=str(folder / "text.txt"), held_out=0.1),
+        test_words=200,
+        log_every=1,
+        checkpoint_every=5,
+    )
+
+
+def without_times(result):
+    kept = {key: value for key, value in result.items() if key not in VARYING}
+    kept["evaluations"] = [(e["step"], e["perplexity"]) for e in result["evaluations"]]
+    return kept
+
+
+def log_of(folder):
+    lines = (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()
+    return [
+        {key: value for key, value in json.loads(line).items() if key not in TIMES}
+        for line in lines
+    ]
+
+
+def command(recipe, output, *options):
+    return [
+        *(sys.executable, "-m", "sketchoptim", "train", str(recipe / "tiny.toml"), "--small"),
+        *("--data", str(recipe / "text.txt"), "--output", str(output), *options),
+    ]
+
+
+def test_a_killed_run_goes_on_and_ends_like_one_that_was_not(folder, tmp_path):
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    process = subprocess.Popen(command(folder, killed))
+    deadline = time.monotonic() + 120
+    while not (killed / "checkpoint.pt").exists() or len(log_of(killed)) < 20:
+        assert time.monotonic() < deadline
+        assert process.poll() is None, "the run ended before it could be killed"
+        time.sleep(0.005)
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert not (killed / "result.json").exists()
+    resumed = subprocess.run(command(folder, killed), capture_output=True, text=True, check=True)
+    assert "going on from step" in resumed.stdout
+    subprocess.run(command(folder, whole), capture_output=True, check=True)
+    first, second = (read_json(output / "result.json") for output in (killed, whole))
+    assert without_times(first) == without_times(second)
+    assert log_of(killed) == log_of(whole)
+    assert [line["step"] for line in log_of(whole)] == list(range(1, 121))
+
+
+@pytest.mark.parametrize("stop", [1, 4, 7])
+def test_a_restored_training_has_the_bits_of_the_one_that_was_saved(setting, tmp_path, stop):
+    corpus = setting.data.read()
+    settings = replace(setting.train, method="paper-mv")
+    saved, restored = (Training(corpus, setting.model, settings) for _ in range(2))
+    for _ in saved.steps():
+        if saved.step == stop:
+            save_checkpoint(tmp_path / "checkpoint.pt", saved, about={})
+    load_checkpoint(tmp_path / "checkpoint.pt", restored, about={})
+    assert restored.step == stop
+    assert len(list(restored.steps())) == 12 - stop
+    assert restored.losses == saved.losses
+    for one, other in zip(saved.model.parameters(), restored.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_checkpoint_of_other_settings_is_refused_with_what_differs(setting, tmp_path):
+    training = Training(setting.data.read(), setting.model, setting.train)
+    next(training.steps())
+    save_checkpoint(tmp_path / "checkpoint.pt", training, about={"seed": 1})
+    with pytest.raises(MismatchError, match=r"was made with seed = 1, now it is 2; name another"):
+        load_checkpoint(tmp_path / "checkpoint.pt", training, about={"seed": 2})
+
+
+def test_a_finished_run_is_not_repeated(setting, tmp_path):
+    console = Console(quiet=True)
+    first = run_in(tmp_path, setting, setting.train, console=console)
+    written = (tmp_path / "result.json").stat().st_mtime_ns
+    assert run_in(tmp_path, setting, setting.train, console=console) == json.loads(
+        json.dumps(first)
+    )
+    assert (tmp_path / "result.json").stat().st_mtime_ns == written
+    assert not (tmp_path / "checkpoint.pt").exists()
+
+
+def test_a_folder_with_another_run_is_refused(setting, tmp_path):
+    console = Console(quiet=True)
+    run_in(tmp_path, setting, setting.train, console=console)
+    with pytest.raises(MismatchError, match="was made with train = "):
+        run_in(tmp_path, setting, replace(setting.train, seed=1), console=console)
+
+
+def test_the_log_is_in_tensorboard_as_well(setting, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run_in(tmp_path, setting, setting.train, console=Console(quiet=True))
+    events = EventAccumulator(str(tmp_path)).Reload()
+    shown = {event.step: event.value for event in events.Scalars("loss")}
+    logged = {line["step"]: pytest.approx(line["loss"]) for line in log_of(tmp_path)}
+    assert shown == logged
+    assert [event.step for event in events.Scalars("valid_perplexity")] == [4, 8, 12]
+
+
+def test_a_diverged_run_has_a_result_that_says_so(setting, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "sketchoptim.experiments.models.SampledSoftmax.forward",
+        lambda self, hidden, labels, generator: hidden.sum() * torch.nan,
+    )
+    result = run_in(tmp_path, setting, setting.train, console=Console(quiet=True))
+    assert result["valid"] is None
+    assert "loss became nan at step 1" in read_json(tmp_path / "result.json")["diverged"]
+
+
+def test_progress_shows_loss_rate_and_state(setting, tmp_path):
+    console = Console(record=True, width=140, force_terminal=True)
+    run_in(tmp_path, setting, setting.train, console=console)
+    text = console.export_text()
+    assert "12/12" in text
+    for shown in ("loss ", " rows a second", "state "):
+        assert shown in text
+
+
+def test_smoothed_losses_are_means_of_equal_stretches():
+    assert smoothed([1.0, 3.0, 5.0, 7.0, 9.0], points=3) == [(2, 2.0), (4, 6.0), (5, 9.0)]
