@@ -1,3 +1,4 @@
+import re
 import subprocess
 import sys
 
@@ -18,22 +19,24 @@ def sources(tmp_path):
     return tmp_path
 
 
-def test_demo_prints_both_methods_side_by_side(sources):
+def test_demo_prints_both_methods_side_by_side(sources, tmp_path_factory):
+    output = tmp_path_factory.mktemp("demo")
     result = CliRunner().invoke(
         build_app(),
-        ["demo", "--steps", "3", "--seed", "1", "--sources", str(sources)],
-        env={"COLUMNS": "120"},
+        ["demo", "--steps", "3", "--sources", str(sources), "--output", str(output)],
+        env={"COLUMNS": "160"},
     )
     assert result.exit_code == 0, result.output
-    lines = result.stdout.splitlines()
+    rows = [re.split(r"\s{2,}", line.strip()) for line in result.stdout.splitlines()]
     exact, lean = (
-        next(line for line in lines if line.startswith("│") and title in line).split("│")
+        next(row for row in rows if row[0] == title and len(row) > 5)
         for title in ("exact Adam", "lean (default)")
     )
-    assert "100.000%" in exact[4]
-    assert float(exact[2]) > 1
-    assert float(lean[2]) > 1
+    assert exact[4] == "100.000%"
+    assert float(exact[1]) > 1
+    assert float(lean[1]) > 1
     assert lean[3].split()[1] in {"B", "KB"}
+    assert "exact Adam" in (output / "report.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -48,6 +51,29 @@ def test_bad_options_are_named(arguments, message):
     result = CliRunner().invoke(build_app(), ["demo", *arguments], env={"NO_COLOR": "1"})
     assert result.exit_code == 2
     assert message in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "wikitext3"], "one of .*wikitext2-adam.*, got 'wikitext3'"),
+        (["train", "wikitext2-adam", "--method", "lion"], "method must be one of exact,.*'lion'"),
+        (["train", "demo"], "recipe demo has no full size; it has small"),
+        (["train", "wikitext2-adam", "--data", "nowhere"], "no data at nowhere: download wiki"),
+        (["reproduce", "wikitext2-adam", "--data", "nowhere"], "no data at nowhere: download"),
+        (["reproduce", "demo", "--small", "--methods", "lion"], "must be one of exact, lean, got"),
+        (["reproduce", "demo", "--small", "--seeds", "one"], "seeds must be whole numbers"),
+    ],
+)
+def test_what_cannot_be_trained_is_said_before_anything_is_done(tmp_path, arguments, message):
+    result = CliRunner().invoke(
+        build_app(),
+        [*arguments, "--output", str(tmp_path / "output")],
+        env={"NO_COLOR": "1", "COLUMNS": "400"},
+    )
+    assert result.exit_code == 2
+    assert re.search(message, result.stderr), result.stderr
+    assert not (tmp_path / "output").exists()
 
 
 def test_a_missing_dependency_is_answered_with_what_to_install():

@@ -131,17 +131,18 @@ def reproduce(
     with _clear_errors():
         loaded, size = _loaded(recipe, small)
         setting = loaded.sizes[size]
-        folder = output or Path("build") / f"{loaded.name}-{size}"
-        folder.mkdir(parents=True, exist_ok=True)
         names = methods.split(",") if methods else None
         loaded.chosen(names)
+        numbers = _whole_numbers(seeds) if seeds else None
         with console.status("reading the data"):
             setting.data.read(data)  # encodes it, so that no run's memory shows that
+        folder = output or Path("build") / f"{loaded.name}-{size}"
+        folder.mkdir(parents=True, exist_ok=True)
         made = reproductions.reproduce(
             loaded,
             size,
             methods=names,
-            seeds=[int(seed) for seed in seeds.split(",")] if seeds else None,
+            seeds=numbers,
             command=_command(),
             launch=reproductions.launched_train(
                 recipe,
@@ -167,6 +168,13 @@ def _loaded(name: str, small: bool) -> tuple[Recipe, Size]:
     if size not in recipe.sizes:
         raise ValueError(f"recipe {name} has no {size} size; it has {', '.join(recipe.sizes)}")
     return recipe, size
+
+
+def _whole_numbers(text: str) -> list[int]:
+    try:
+        return [int(number) for number in text.split(",")]
+    except ValueError:
+        raise ValueError(f"seeds must be whole numbers with commas, got {text!r}") from None
 
 
 def _command() -> str:

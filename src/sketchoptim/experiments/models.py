@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from ..nn import SampledSoftmax
+from ..nn.output_table import OutputTable
 
 State = tuple[Tensor, Tensor]
 
@@ -42,24 +43,16 @@ class ModelSettings:
             raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
 
 
-class FullSoftmax(SampledSoftmax):
+class FullSoftmax(OutputTable):
     """The softmax over all classes, with dense gradients, where tables are small enough for it."""
 
-    def __init__(self, dim: int, classes: int) -> None:
-        super().__init__(dim, classes, samples=1, bias=True)
-
     def forward(
-        self,
-        hidden: Tensor,
-        labels: Tensor,
-        *,
-        reduction: str = "mean",
-        generator: Generator | None = None,
+        self, hidden: Tensor, labels: Tensor, *, generator: Generator | None = None
     ) -> Tensor:
-        """The loss over all classes; nothing is drawn."""
+        """The mean loss over all classes; nothing is drawn."""
         assert self.bias is not None
         logits = F.linear(hidden, self.weight, self.bias.squeeze(-1)).flatten(0, -2)
-        return F.cross_entropy(logits, labels.flatten(), reduction=reduction)
+        return F.cross_entropy(logits, labels.flatten())
 
 
 class LanguageModel(nn.Module):
@@ -89,10 +82,11 @@ class LanguageModel(nn.Module):
         self.projection: nn.Module = nn.Identity()
         if settings.projection:
             self.projection = nn.Linear(settings.hidden, width)
+        self.softmax: OutputTable
         if settings.samples:
             self.softmax = SampledSoftmax(width, classes, samples=settings.samples, bias=True)
         else:
-            self.softmax = FullSoftmax(width, classes)
+            self.softmax = FullSoftmax(width, classes, bias=True)
 
     def forward(self, words: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Hidden vectors [batch, length, width] for words [batch, length], and the last state."""
@@ -102,13 +96,14 @@ class LanguageModel(nn.Module):
     def loss(
         self, words: Tensor, labels: Tensor, state: State | None, *, generator: Generator
     ) -> tuple[Tensor, State]:
-        """The training loss, and the state to go on from, cut off from the graph that made it."""
-        hidden, (h, c) = self(words, state)
-        return self.softmax(hidden, labels, generator=generator), (h.detach(), c.detach())
+        """The training loss, and the state to go on from."""
+        hidden, last = self(words, state)
+        return self.softmax(hidden, labels, generator=generator), detached(last)
 
     def named_tables(self) -> dict[str, nn.Parameter]:
         """The parameters that get sparse gradients, by name."""
-        sparse = ("embedding.",) if isinstance(self.softmax, FullSoftmax) else _SPARSE
+        is_full = isinstance(self.softmax, FullSoftmax)
+        sparse = ("embedding.",) if is_full else ("embedding.", "softmax.")
         return {name: table for name, table in self.named_parameters() if name.startswith(sparse)}
 
     def named_body(self) -> dict[str, nn.Parameter]:
@@ -117,4 +112,6 @@ class LanguageModel(nn.Module):
         return {name: weight for name, weight in self.named_parameters() if name not in tables}
 
 
-_SPARSE = ("embedding.", "softmax.")
+def detached(state: State) -> State:
+    """The same state, cut off from the graph that made it."""
+    return state[0].detach(), state[1].detach()

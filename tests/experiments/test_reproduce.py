@@ -1,0 +1,197 @@
+import io
+import math
+import re
+import shutil
+import subprocess
+
+import pytest
+from rich.console import Console
+
+from sketchoptim.experiments.checkpoints import read_json
+from sketchoptim.experiments.recipes import parse_recipe
+from sketchoptim.experiments.report import comparison_table, write_report
+from sketchoptim.experiments.report.table import comparison, first_below, mean_sd
+from sketchoptim.experiments.reproduce import reproduce
+from sketchoptim.experiments.runs import run_in, run_settings
+
+RECIPE = """
+title = "Numbers & signs"
+reference = "none"
+[data]
+kind = "text"
+path = "text.txt"
+held_out = 0.1
+[small]
+about = "tiny"
+test_words = 200
+seeds = [3, 4]
+[small.model]
+dim = 8
+hidden = 8
+samples = 5
+[small.train]
+table_lr = 0.05
+steps = 30
+batch = 4
+length = 5
+evaluate_every = 10
+evaluate_words = 100
+[small.sweep]
+table_lr = [0.01, 0.1]
+body_lr = [0.003, 0.03]
+[methods.exact]
+title = "Adam"
+memory = "exact"
+paper = { perplexity = 105.14 }
+[methods.lean]
+small = { table_lr = [0.1] }
+"""
+
+
+class Launches:
+    """Runs of the recipe in this process, and a list of what was launched."""
+
+    def __init__(self, recipe, folder):
+        self.setting, self.folder, self.list = recipe.sizes["small"], folder, []
+
+    def __call__(self, contestant, table_lr, body_lr, seed):
+        name = contestant.method.name
+        self.list.append((name, table_lr, body_lr, seed))
+        settings = run_settings(
+            self.setting, contestant.method, table_lr=table_lr, body_lr=body_lr, seed=seed
+        )
+        folder = self.folder / f"{len(self.list)}"
+        data = self.folder / "text.txt"
+        return run_in(folder, self.setting, settings, data=data, console=Console(quiet=True))
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("reproduced")
+    lines = (" ".join(str(i * i % 37) for i in range(n, n + 9)) + "\n" for n in range(200))
+    (folder / "text.txt").write_text("".join(lines), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def launches(output):
+    return Launches(parse_recipe("tiny", RECIPE), output)
+
+
+@pytest.fixture(scope="module")
+def made(launches, output):
+    return reproduce(
+        parse_recipe("tiny", RECIPE),
+        "small",
+        command="sketchoptim reproduce tiny --small",
+        launch=launches,
+        output=output,
+        console=Console(quiet=True),
+    )
+
+
+@pytest.fixture(scope="module")
+def page(made, output):
+    return write_report(made, output)
+
+
+def test_rates_are_swept_with_the_first_seed_and_the_best_get_the_others(made, launches):
+    swept = [launch for launch in launches.list if launch[3] == 3]
+    assert {launch[1] for launch in swept if launch[0] == "exact"} >= {0.01, 0.1}
+    assert {launch[1] for launch in swept if launch[0] == "lean"} == {0.1}
+    for finding in made.findings:
+        valid = {(table, body): found for table, body, found in finding.valid_by_rate}
+        assert valid[finding.table_lr, finding.body_lr] == min(valid.values())
+        assert [result["about"]["train"]["seed"] for result in finding.results] == [3, 4]
+        assert (finding.name, finding.table_lr, finding.body_lr, 4) in launches.list
+
+
+def test_no_run_is_made_twice(launches, made):
+    assert len(set(launches.list)) == len(launches.list)
+
+
+def test_methods_start_from_the_same_loss(made):
+    first = [finding.results[0]["losses"][0] for finding in made.findings]
+    assert first[0] == first[1]
+
+
+def test_all_findings_are_in_the_json_file(made, output):
+    plain = read_json(output / "results.json")
+    assert plain["command"] == "sketchoptim reproduce tiny --small"
+    exact, lean = plain["findings"]
+    assert exact["paper"] == {"perplexity": 105.14}
+    assert lean["results"][1]["test"] == made.findings[1].results[1]["test"]
+
+
+def test_the_table_has_the_papers_numbers_beside_ours(made):
+    columns, rows = comparison(made)
+    exact, lean = (dict(zip(columns, row, strict=True)) for row in rows)
+    assert exact["paper: perplexity"] == "105.14"
+    assert lean["paper: perplexity"] == ""
+    assert re.fullmatch(r"\d+\.\d ± \d+\.\d", exact["test perplexity"])
+    assert exact["of Adam's"] == "100.000%"
+    assert float(lean["of Adam's"].rstrip("%")) < 20
+    console = Console(record=True, width=200, file=io.StringIO())
+    console.print(comparison_table(made))
+    assert "Numbers & signs" in console.export_text()
+
+
+def test_a_curve_reaches_its_target_between_two_points():
+    curve = [(10.0, 9.0), (20.0, 7.0), (30.0, 8.0), (40.0, 3.0)]
+    assert first_below(curve, 8.0) == 15.0
+    assert first_below(curve, 9.5) == 10.0
+    assert first_below(curve, 2.0) == math.inf
+
+
+def test_a_diverged_seed_is_not_averaged_away():
+    assert mean_sd([100.0, math.inf]) == "diverged"
+    assert mean_sd([100.0, 102.0]) == "101.0 ± 1.4"
+    assert mean_sd([100.0]) == "100.0"
+
+
+def test_the_page_needs_no_other_file(page):
+    text = page.read_text(encoding="utf-8")
+    sources = re.findall(r'(?:src|href)="([^"]{0,30})', text)
+    assert sources
+    assert all(source.startswith("data:") for source in sources)
+    assert "http" not in text
+
+
+def test_the_page_has_table_command_setting_and_versions(page):
+    text = page.read_text(encoding="utf-8")
+    for shown in ("Numbers &amp; signs", "105.14", "sketchoptim reproduce tiny", "torch 2"):
+        assert shown in text
+    assert '"samples": 5' in text.replace("&quot;", '"')
+
+
+def test_the_pictures_are_written_as_png_too(page):
+    for name in ("loss", "steps", "time", "state", "memory"):
+        assert (page.parent / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_browser_shows_the_page_without_scrolling_sideways(page, tmp_path, width):
+    text = page.read_text(encoding="utf-8").replace('"', "&quot;")
+    frame = tmp_path / "frame.html"
+    frame.write_text(
+        f"""<!doctype html><iframe style="border:0;width:{width}px;height:4000px" srcdoc="{text}">
+        </iframe><script>onload = () => {{
+            const page = document.querySelector("iframe").contentDocument
+            const images = [...page.images].filter(image => image.complete && image.naturalWidth)
+            const scrolled = page.documentElement.scrollWidth
+            const rows = page.querySelectorAll("tr").length
+            document.title = `${{scrolled}} ${{images.length}} ${{rows}}`
+        }}</script>""",
+        encoding="utf-8",
+    )
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=10000"]
+    shown = subprocess.run(
+        ["chromium", *options, f"--user-data-dir={tmp_path}/profile", "--dump-dom", frame.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    found = re.search(r"<title>(\d+) (\d+) (\d+)</title>", shown.stdout)
+    assert found, shown.stderr
+    assert [int(number) for number in found.groups()] == [width, 5, 3]
