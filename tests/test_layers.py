@@ -9,7 +9,7 @@ import sketchoptim
 
 PACKAGE = "sketchoptim"
 LAYERS = (
-    {"hashing"},
+    {"hashing", "theory"},
     {"rows"},
     {"sketch"},
     {"storage"},

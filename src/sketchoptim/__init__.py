@@ -7,6 +7,7 @@
 
 from importlib.metadata import version
 
+from . import theory
 from .diagnostics import MemoryReport, Plan, memory_report, plan
 from .optim import SGD, Adagrad, Adam, AdamW, RMSprop, clip_grad_norm_, from_torch, to_torch
 from .sketch import CountMinSketch, CountSketch
@@ -34,5 +35,6 @@ __all__ = [
     "from_torch",
     "memory_report",
     "plan",
+    "theory",
     "to_torch",
 ]

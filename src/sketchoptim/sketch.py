@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from . import hashing, rows
+from . import hashing, rows, theory
 
 _TABLE_DTYPES = (torch.float32, torch.bfloat16)
 # The lazily applied scale stays within these: float32 tables neither under- nor overflow.
@@ -314,15 +314,9 @@ class CountSketch(Sketch):
     def for_error(
         cls, epsilon: float, delta: float, items: int, dim: int, **options: Any
     ) -> "CountSketch":
-        """The smallest sketch that keeps the bound above for `items` ids of `dim` columns.
-
-        A hash row misses by more than ``epsilon`` norms with probability at most
-        ``1 / (width epsilon^2) = 1/8`` (Chebyshev), a median of `depth` of them with at most
-        ``(4 * 1/8 * 7/8)^(depth / 2)`` (Chernoff); `depth` is odd.
-        """
-        _check_error(epsilon, delta, items, dim)
-        depth = math.ceil(2 * math.log(items * dim / delta) / -math.log(4 / 8 * 7 / 8))
-        return cls(depth + 1 - depth % 2, math.ceil(8 / epsilon**2), dim, **options)
+        """The smallest sketch that keeps the bound above for `items` ids of `dim` columns."""
+        size = theory.count_sketch_size(epsilon=epsilon, delta=delta, items=items, dim=dim)
+        return cls(size.depth, size.width, dim, **options)
 
 
 class CountMinSketch(Sketch):
@@ -366,9 +360,8 @@ class CountMinSketch(Sketch):
         cls, epsilon: float, delta: float, items: int, dim: int, **options: Any
     ) -> "CountMinSketch":
         """The smallest sketch that keeps the bound above for `items` ids of `dim` columns."""
-        _check_error(epsilon, delta, items, dim)
-        depth = max(1, math.ceil(math.log(items * dim / delta)))
-        return cls(depth, math.ceil(math.e / epsilon), dim, **options)
+        size = theory.count_min_size(epsilon=epsilon, delta=delta, items=items, dim=dim)
+        return cls(size.depth, size.width, dim, **options)
 
     def merge_(self, other: Self) -> Self:
         if isinstance(other, CountMinSketch) and other.conservative != self.conservative:
@@ -423,12 +416,3 @@ def _round_stochastically(x: Tensor, position: Tensor, key: int, dtype: torch.dt
 def _parts(ids: Tensor) -> Iterator[slice]:
     for start in range(0, ids.numel(), _IDS_AT_ONCE):
         yield slice(start, start + _IDS_AT_ONCE)
-
-
-def _check_error(epsilon: float, delta: float, items: int, dim: int) -> None:
-    for name, value in (("epsilon", epsilon), ("delta", delta)):
-        if not 0 < value < 1:
-            raise ValueError(f"{name} must be between 0 and 1, got {value}")
-    for name, count in (("items", items), ("dim", dim)):
-        if count < 1:
-            raise ValueError(f"{name} must be >= 1, got {count}")
