@@ -16,6 +16,7 @@ NAMES = [
     "AdamW",
     "CountMinSketch",
     "CountSketch",
+    "Diagnosis",
     "Exact",
     "Memory",
     "MemoryReport",
@@ -26,6 +27,7 @@ NAMES = [
     "Sketched",
     "TopSingular",
     "clip_grad_norm_",
+    "diagnose",
     "from_torch",
     "memory_report",
     "plan",
@@ -61,6 +63,7 @@ SIGNATURES = {
     "CountSketch.merge_": "self, other",
     "clip_grad_norm_": "parameters, max_norm, norm_type=2.0, error_if_nonfinite=False",
     "memory_report": "optimizer",
+    "diagnose": "subject, *, since=None",
     "from_torch": "optimizer, memory='lean', *, tables=(), schedulers=None",
     "to_torch": "optimizer, kind=None, *, parameters=None, schedulers=None",
     "plan": "model_or_shapes, budget, *, optimizer=None, tables=None, counts=None, ids=None, "

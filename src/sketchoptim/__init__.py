@@ -8,7 +8,7 @@
 from importlib.metadata import version
 
 from . import theory
-from .diagnostics import MemoryReport, Plan, memory_report, plan
+from .diagnostics import Diagnosis, MemoryReport, Plan, diagnose, memory_report, plan
 from .optim import SGD, Adagrad, Adam, AdamW, RMSprop, clip_grad_norm_, from_torch, to_torch
 from .sketch import CountMinSketch, CountSketch
 from .storage import Exact, Memory, RankOne, RowWise, Sketched, TopSingular
@@ -22,6 +22,7 @@ __all__ = [
     "AdamW",
     "CountMinSketch",
     "CountSketch",
+    "Diagnosis",
     "Exact",
     "Memory",
     "MemoryReport",
@@ -32,6 +33,7 @@ __all__ = [
     "Sketched",
     "TopSingular",
     "clip_grad_norm_",
+    "diagnose",
     "from_torch",
     "memory_report",
     "plan",

@@ -18,6 +18,7 @@ __all__ = [
     "Moment",
     "Moments",
     "Name",
+    "RankOneMoment",
     "RowWiseMoment",
     "SketchedMoment",
     "State",

@@ -1,0 +1,79 @@
+"""What watching costs: the time of a look over that of the steps until the next one.
+
+    python benchmarks/watch.py --data ../shared/data/wikitext-2
+
+Trains the WikiText-2 model of the other benchmarks and diagnoses its optimizer between steps, so
+that both are timed in one process under the same load; medians of all steps and looks.
+"""
+
+import argparse
+import inspect
+import os
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+import sketchoptim as so
+from sketchoptim.diagnostics import watch
+from sketchoptim.experiments.data import Corpus, read_wikitext
+from sketchoptim.experiments.models import ModelSettings
+from sketchoptim.experiments.train import TrainSettings, train
+
+MODEL = ModelSettings(dim=256, hidden=256, samples=1024)
+EVERY = inspect.signature(watch).parameters["every"].default
+STEPS_A_LOOK = 4
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Times each method and prints a line for it."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    data = os.environ.get("SKETCHOPTIM_DATA", "../shared/data")
+    parser.add_argument("--data", type=Path, default=Path(data) / "wikitext-2", help="folder")
+    parser.add_argument("--methods", nargs="+", default=["lean", "exact", "paper-mv"])
+    parser.add_argument("--steps", type=int, default=80)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    corpus = read_wikitext(options.data)
+    for method in options.methods:
+        step, look = measured(corpus, method, options.steps)
+        print(
+            f"{method}: a step takes {1e3 * step:.1f} ms, a look {1e3 * look:.1f} ms; "
+            f"every {EVERY} steps it costs {look / (EVERY * step):.3%} of the time",
+            flush=True,
+        )
+
+
+def measured(corpus: Corpus, method: Any, steps: int) -> tuple[float, float]:
+    """The median seconds of a step and of a look."""
+    step_seconds: list[float] = []
+    look_seconds: list[float] = []
+    live: list[Any] = []
+    last: so.Diagnosis | None = None
+    start = time.perf_counter()
+
+    def on_step(step: int, _: float) -> None:
+        nonlocal last, start
+        now = time.perf_counter()
+        step_seconds.append(now - start)
+        if step % STEPS_A_LOOK == 0:
+            last = so.diagnose(live[-1], since=last)
+            look_seconds.append(time.perf_counter() - now)
+        start = time.perf_counter()
+
+    handle = register_optimizer_step_post_hook(lambda optimizer, *_: live.append(optimizer))
+    try:
+        train(
+            corpus, MODEL, TrainSettings(method=method, table_lr=0.03, steps=steps), on_step=on_step
+        )
+    finally:
+        handle.remove()
+    return statistics.median(step_seconds), statistics.median(look_seconds)
+
+
+if __name__ == "__main__":
+    main()
