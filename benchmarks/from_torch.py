@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, islice, repeat
 from pathlib import Path
+from typing import Any
 
 import matplotlib.pyplot as plt
 import torch
@@ -26,7 +27,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 import sketchoptim as so
 from sketchoptim.experiments.data import Corpus, read_wikitext, segments
-from sketchoptim.experiments.models import LanguageModel, ModelSettings, State, detached
+from sketchoptim.experiments.models import LanguageModel, ModelSettings, State
 from sketchoptim.experiments.train import perplexity
 
 MODEL = ModelSettings(dim=256, hidden=256, samples=1024)
@@ -71,9 +72,7 @@ class Training:
         """The loss of every step."""
         losses = []
         for words, labels in pairs:
-            hidden, state = self.model(words, self.state)
-            self.state = detached(state)
-            loss = self.model.softmax(hidden, labels, generator=self.negatives)
+            loss, self.state = self.model.loss(words, labels, self.state, generator=self.negatives)
             self.model.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(self.model.named_body().values(), 1.0)
@@ -120,7 +119,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def measured(corpus: Corpus, seed: int, options: argparse.Namespace) -> dict[str, object]:
+def measured(corpus: Corpus, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     """The losses of one seed before the half, and after it both ways."""
     half = options.steps // 2
     pairs = all_pairs(corpus.train)
@@ -160,7 +159,7 @@ def smoothed(losses: list[float]) -> list[float]:
     ]
 
 
-def draw(report: dict, path: Path) -> None:
+def draw(report: dict[str, Any], path: Path) -> None:
     """Loss over steps, a line a seed; and, below, by how much the two ways differ."""
     figure, (top, bottom) = plt.subplots(
         2, 1, figsize=(8, 6), sharex=True, height_ratios=(2, 1), layout="constrained"
@@ -186,7 +185,7 @@ def draw(report: dict, path: Path) -> None:
         axes.legend()
     bottom.axhline(0, color="black", lw=0.8)
     steps = f"mean of {SMOOTHED_OVER} steps"
-    top.set_ylabel(f"training loss, nats a word\n({steps})")
+    top.set_ylabel(f"loss of the sampled softmax,\nnats a word ({steps})")
     bottom.set_ylabel("ours - torch, nats a word")
     bottom.set_xlabel("step")
     top.set_title("WikiText-2: converted halfway, and left alone")

@@ -24,16 +24,13 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import torch
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
 
 from sketchoptim.diagnostics import Shadow
 from sketchoptim.diagnostics.power_law import Spread, power_law
 from sketchoptim.experiments.data import read_wikitext
 from sketchoptim.experiments.models import ModelSettings
-from sketchoptim.experiments.train import TrainSettings, train
+from sketchoptim.experiments.train import Training, TrainSettings
+from sketchoptim.optim.opened import named_parameters
 
 MODEL = ModelSettings(dim=256, hidden=256, samples=1024)
 TABLE_LR = 0.03
@@ -50,41 +47,32 @@ STYLES = {
 
 
 class Recorder:
-    """Looks at an optimizer after its steps, and attaches the shadow before the first one."""
+    """Looks at an exact optimizer after its steps."""
 
-    def __init__(self, steps: int, every: int) -> None:
-        self.every = every
+    def __init__(self, optimizer: Any, *, steps: int, every: int) -> None:
+        self.optimizer, self.every = optimizer, every
         self.shown_at = [max(1, steps // 8), steps // 2, steps]
-        self.step = 0
-        self.shadow: Shadow | None = None
         self.midpoints: list[dict[str, Any]] = []
         self.curves: list[dict[str, Any]] = []
         self.tops: list[dict[str, Any]] = []
 
-    def before(self, optimizer: Any, *_: object) -> None:
-        if self.shadow is None:
-            (table,) = (p for name, p in named(optimizer) if name == SHADOWED)
-            self.shadow = Shadow(optimizer, [table], every=self.every)
-
     @torch.no_grad()
-    def after(self, optimizer: Any, *_: object) -> None:
-        self.step += 1
-        if self.step % self.every == 0:
-            for name, parameter in named(optimizer):
-                for quantity, tensor in quantities(optimizer, parameter).items():
+    def look(self, step: int) -> None:
+        """Records what is due after the step."""
+        for name, parameter, _ in named_parameters(self.optimizer):
+            if step % self.every == 0:
+                for quantity, tensor in self.quantities(parameter).items():
                     law = power_law(tensor)
-                    numbers = {"row": law.row_midpoint, "element": law.element_midpoint}
-                    self.midpoints.append(
-                        {"step": self.step, "parameter": name, "quantity": quantity, **numbers}
-                    )
-        if self.step in self.shown_at:
-            for name, parameter in named(optimizer):
-                if name in SHOWN:
-                    self.show(name, quantities(optimizer, parameter))
+                    midpoints = {"row": law.row_midpoint, "element": law.element_midpoint}
+                    labels = {"step": step, "parameter": name, "quantity": quantity}
+                    self.midpoints.append({**labels, **midpoints})
+            if step in self.shown_at and name in SHOWN:
+                self.show(step, name, self.quantities(parameter))
 
-    def show(self, name: str, tensors: dict[str, torch.Tensor]) -> None:
+    def show(self, step: int, name: str, tensors: dict[str, torch.Tensor]) -> None:
+        """Records sorted magnitudes and heaviest rows."""
         for quantity in ("m", "v"):
-            labels = {"step": self.step, "parameter": name, "quantity": quantity}
+            labels = {"step": step, "parameter": name, "quantity": quantity}
             spread = Spread()
             spread.add_(tensors[quantity].abs())
             ranks, magnitudes = spread.curve()
@@ -92,41 +80,40 @@ class Recorder:
             law = power_law(tensors[quantity])
             self.tops.append({**labels, "rows": law.top_rows, "masses": law.top_masses})
 
+    def quantities(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The gradient and the exact moments."""
+        state = self.optimizer.state[parameter]
+        assert parameter.grad is not None
+        return {"g": parameter.grad, "m": state["first_values"], "v": state["second_values"]}
+
 
 def main(arguments: list[str] | None = None) -> None:
     """Trains once, writes the JSON and draws the figures."""
     options = parsed(arguments)
     torch.set_num_threads(options.threads)
-    corpus = read_wikitext(options.data)
-    recorder = Recorder(options.steps, options.every)
-    handles = [
-        register_optimizer_step_pre_hook(recorder.before),
-        register_optimizer_step_post_hook(recorder.after),
-    ]
     settings = TrainSettings(
         method="exact", table_lr=TABLE_LR, steps=options.steps, seed=options.seed
     )
-    try:
-        run = train(corpus, MODEL, settings, on_step=progress)
-    finally:
-        for handle in handles:
-            handle.remove()
-    assert recorder.shadow is not None
+    training = Training(read_wikitext(options.data), MODEL, settings)
+    (optimizer,) = training.optimizers
+    recorder = Recorder(optimizer, steps=options.steps, every=options.every)
+    shadow = Shadow(optimizer, [training.model.named_tables()[SHADOWED]], every=options.every)
+    for loss in training.steps():
+        recorder.look(training.step)
+        if training.step % 100 == 0:
+            print(f"step {training.step}: loss {loss:.3f}", file=sys.stderr, flush=True)
+    errors = [
+        {**asdict(it), "touched_relative": it.touched_relative, "all_relative": it.all_relative}
+        for it in shadow.records
+    ]
     report = {
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
         "torch": torch.__version__,
-        "losses": run.losses,
+        "losses": training.losses,
         "midpoints": recorder.midpoints,
         "curves": recorder.curves,
         "tops": recorder.tops,
-        "errors": [
-            {
-                **asdict(record),
-                "touched_relative": record.touched_relative,
-                "all_relative": record.all_relative,
-            }
-            for record in recorder.shadow.records
-        ],
+        "errors": errors,
     }
     options.output.mkdir(parents=True, exist_ok=True)
     path = options.output / "power_law.json"
@@ -145,28 +132,6 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--output", type=Path, default=Path("build/power_law"), help="folder")
     return parser.parse_args(arguments)
-
-
-def progress(step: int, loss: float) -> None:
-    """Says now and then how far the run is."""
-    if step % 100 == 0:
-        print(f"step {step}: loss {loss:.3f}", file=sys.stderr, flush=True)
-
-
-def named(optimizer: Any) -> list[tuple[str, torch.Tensor]]:
-    """The parameters of all groups, by name."""
-    return [
-        pair
-        for group in optimizer.param_groups
-        for pair in zip(group["param_names"], group["params"], strict=True)
-    ]
-
-
-def quantities(optimizer: Any, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The gradient and the exact moments."""
-    state = optimizer.state[parameter]
-    assert parameter.grad is not None
-    return {"g": parameter.grad, "m": state["first_values"], "v": state["second_values"]}
 
 
 # -- figures --------------------------------------------------------------------------------------

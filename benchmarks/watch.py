@@ -12,16 +12,14 @@ import os
 import statistics
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import sketchoptim as so
 from sketchoptim.diagnostics import watch
 from sketchoptim.experiments.data import Corpus, read_wikitext
 from sketchoptim.experiments.models import ModelSettings
-from sketchoptim.experiments.train import TrainSettings, train
+from sketchoptim.experiments.train import Training, TrainSettings
 
 MODEL = ModelSettings(dim=256, hidden=256, samples=1024)
 EVERY = inspect.signature(watch).parameters["every"].default
@@ -48,31 +46,18 @@ def main(arguments: list[str] | None = None) -> None:
         )
 
 
-def measured(corpus: Corpus, method: Any, steps: int) -> tuple[float, float]:
+def measured(corpus: Corpus, method: str, steps: int) -> tuple[float, float]:
     """The median seconds of a step and of a look."""
-    step_seconds: list[float] = []
+    training = Training(corpus, MODEL, TrainSettings(method=method, table_lr=0.03, steps=steps))
+    (optimizer,) = training.optimizers
     look_seconds: list[float] = []
-    live: list[Any] = []
     last: so.Diagnosis | None = None
-    start = time.perf_counter()
-
-    def on_step(step: int, _: float) -> None:
-        nonlocal last, start
-        now = time.perf_counter()
-        step_seconds.append(now - start)
-        if step % STEPS_A_LOOK == 0:
-            last = so.diagnose(live[-1], since=last)
-            look_seconds.append(time.perf_counter() - now)
-        start = time.perf_counter()
-
-    handle = register_optimizer_step_post_hook(lambda optimizer, *_: live.append(optimizer))
-    try:
-        train(
-            corpus, MODEL, TrainSettings(method=method, table_lr=0.03, steps=steps), on_step=on_step
-        )
-    finally:
-        handle.remove()
-    return statistics.median(step_seconds), statistics.median(look_seconds)
+    for _ in training.steps():
+        if training.step % STEPS_A_LOOK == 0:
+            started = time.perf_counter()
+            last = so.diagnose(optimizer, since=last)
+            look_seconds.append(time.perf_counter() - started)
+    return statistics.median(training.step_seconds), statistics.median(look_seconds)
 
 
 if __name__ == "__main__":

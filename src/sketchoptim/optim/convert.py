@@ -16,6 +16,7 @@ from .adam import Adam, AdamW
 from .base import Group, Optimizer, State
 from .opened import named_parameters, opened_moments, row_parts
 from .rmsprop import RMSprop
+from .schedulers import checked_schedulers, hand_over_
 from .sgd import SGD
 
 # By kind of torch.optim: ours, and what it calls the moments.
@@ -74,7 +75,7 @@ def from_torch(
     (1.0, 1248)
     """
     kind, keys = _kind_of(optimizer)
-    moved = _checked_schedulers(optimizer, schedulers)
+    moved = checked_schedulers(optimizer, schedulers)
     named_tables = _checked_members("tables", tables, optimizer)
     groups = [_our_group(number, group) for number, group in enumerate(optimizer.param_groups)]
     ours = kind(groups, memory=memory)
@@ -93,7 +94,7 @@ def from_torch(
             for name, moment in opened_moments(ours, parameter, group).items():
                 if theirs.get(keys[name]) is not None:
                     _load_(moment, name, theirs[keys[name]], ours._fill(group))
-    _steer_(ours, optimizer, moved)
+    hand_over_(moved, optimizer, ours)
     return ours
 
 
@@ -126,7 +127,7 @@ def to_torch(
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"optimizer must be one of sketchoptim's, got {type(optimizer).__name__}")
     kind = _checked_kind(optimizer, kind)
-    moved = _checked_schedulers(optimizer, schedulers)
+    moved = checked_schedulers(optimizer, schedulers)
     wanted = [p for _, p, _ in named_parameters(optimizer)] if parameters is None else parameters
     taken = _checked_members("parameters", wanted, optimizer)
     groups = [
@@ -143,7 +144,7 @@ def to_torch(
         for parameter in taken.intersection(group["params"]):
             if optimizer.state.get(parameter):
                 theirs.state[parameter] = _exact_state(optimizer, parameter, group, kind, keys)
-    _steer_(theirs, optimizer, moved)
+    hand_over_(moved, optimizer, theirs)
     return theirs
 
 
@@ -187,28 +188,6 @@ def _checked_members(
                 f"{list(tensor.shape)}"
             )
     return members
-
-
-def _checked_schedulers(
-    optimizer: torch.optim.Optimizer, schedulers: Sequence[LRScheduler] | None
-) -> list[LRScheduler]:
-    """Every scheduler to hand over, those inside others too."""
-    if schedulers is None:
-        # Schedulers mark the step of what they steer; one that is forgotten would steer nothing.
-        if hasattr(optimizer.step, "_wrapped_by_lr_sched"):
-            raise ValueError(
-                "the optimizer has a learning rate scheduler, which must be handed over: "
-                "give schedulers=[scheduler], or schedulers=[] to leave it behind"
-            )
-        return []
-    found = list(schedulers)
-    for scheduler in found:  # which grows on the way
-        if scheduler.optimizer is not optimizer:
-            raise ValueError(
-                f"schedulers must steer the given optimizer; {type(scheduler).__name__} does not"
-            )
-        found += getattr(scheduler, "_schedulers", [])
-    return found
 
 
 def _our_group(number: int, group: Group) -> Group:
@@ -331,23 +310,3 @@ def _exact_state(
                 rows = opened[name].estimate(ids).expand(-1, parameter.shape[1:].numel())
                 state[key][part] = rows.reshape(state[key][part].shape).to(parameter.dtype)
     return state
-
-
-# -- schedulers -----------------------------------------------------------------------------------
-
-
-class _Mark(LRScheduler):
-    """Marks an optimizer's step as schedulers expect it, and changes no learning rate."""
-
-    def get_lr(self) -> list[float | Tensor]:
-        return [group["lr"] for group in self.optimizer.param_groups]
-
-
-def _steer_(
-    new: torch.optim.Optimizer, old: torch.optim.Optimizer, schedulers: list[LRScheduler]
-) -> None:
-    if schedulers:
-        _Mark(new)
-        new._opt_called = getattr(old, "_opt_called", False)  # type: ignore[attr-defined]
-    for scheduler in schedulers:
-        scheduler.optimizer = new
