@@ -144,7 +144,7 @@ def test_the_report_is_a_table_with_a_line_a_quantity():
     header, *lines = str(so.diagnose(optimizer)).splitlines()
     assert re.match(r"parameter +quantity +kept +half in rows +half in elements", header)
     assert lines[0].startswith("table      gradient")
-    assert re.match(r"table +second +sketch 3 x 83 x 1 +0\.\d+", lines[1])
+    assert re.match(r"table +second +by row, 3 x 83 +0\.\d+", lines[1])
 
 
 def test_another_thing_is_refused():

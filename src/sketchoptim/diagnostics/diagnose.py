@@ -8,17 +8,15 @@ import torch
 from torch import Tensor
 
 from ..moments import Moment, SketchedMoment
-from ..moments.sketch_error import SketchError, estimate_error
+from ..moments.sketch_error import SketchError, estimate_error, occupied
 from ..optim.base import Group, Optimizer
 from ..optim.opened import named_parameters, opened_moments, row_parts
-from ..storage import Exact, Memory, RankOne, RowWise, Sketched, Storage, TopSingular
+from ..storage import Memory, RowWise, Sketched, Storage
+from .plan import described_storage
 from .power_law import PowerLaw, power_law, power_law_of
 from .text_table import text_table
 
 Quantity = Literal["tensor", "gradient", "first", "second"]
-
-_BUCKETS_AT_ONCE = 1 << 14
-_NAMES = {Exact: "exact", RowWise: "by row", RankOne: "rank one", TopSingular: "top singular"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +112,7 @@ def diagnose(subject: Optimizer | Tensor, *, since: Diagnosis | None = None) -> 
     >>> for found in diagnose(optimizer).findings:
     ...     print(found.quantity, found.kept, found.load)
     gradient  None
-    second sketch 3 x 416 x 1 0.7211538461538461
+    second by row, 3 x 416 0.7211538461538461
     """
     if isinstance(subject, Tensor):
         found = [Finding(parameter="tensor", quantity="tensor", power_law=power_law(subject))]
@@ -138,11 +136,12 @@ def _findings(optimizer: Optimizer) -> Iterator[Finding]:
         storages = optimizer.storages(group, memory)
         for moment_name, moment in opened_moments(optimizer, parameter, group).items():
             storage = storages[moment_name]
+            width = moment.sketch.width if isinstance(moment, SketchedMoment) else None
             found = Finding(
                 parameter=name,
                 quantity=moment_name,
                 power_law=_law_of(moment, storage, parameter),
-                kept=_NAMES.get(type(storage), ""),
+                kept=described_storage(storage, width),
             )
             if isinstance(moment, SketchedMoment):
                 found = _with_sketch(found, moment, parameter)
@@ -163,18 +162,10 @@ def _law_of(moment: Moment, storage: Storage, parameter: Tensor) -> PowerLaw:
 
 def _with_sketch(found: Finding, moment: SketchedMoment, parameter: Tensor) -> Finding:
     sketch = moment.sketch
-    unwritten = moment.start / sketch.scale.item()
-    # A start may have been rounded to bfloat16. In parts, since a table may be large.
-    written = sum(
-        int(((part.float() - unwritten).abs() > unwritten / 128).any(-1).sum())
-        for hash_row in sketch.table
-        for part in hash_row.split(_BUCKETS_AT_ONCE)
-    )
     touched = _touched(parameter)
     return replace(
         found,
-        kept=f"sketch {' x '.join(str(size) for size in sketch.table.shape)}",
-        occupied=written / (sketch.depth * sketch.width),
+        occupied=occupied(sketch, start=moment.start),
         load=None if touched is None else touched / sketch.width,
         error=estimate_error(sketch, _rows(parameter), start=moment.start),
     )

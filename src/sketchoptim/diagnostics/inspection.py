@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .. import moments
 from ..moments import SketchedMoment
-from ..moments.sketch_error import SketchError, estimate_error
+from ..moments.sketch_error import SketchError, estimate_error, occupied
 from ..storage import Exact, Memory, Sketched
 from .plan import described_storage
 from .text_table import text_table
@@ -113,12 +113,11 @@ def _moments(where: str, packed: dict[str, Any]) -> Iterator[FoundMoment]:
         for name, number in zip(names, group["params"], strict=True):
             state = packed["state"].get(number)
             if state:
-                start = group.get("initial_accumulator_value", 0.0)
-                yield from _moments_of(where, name, memory, state, start)
+                yield from _moments_of(where, name, memory, state)
 
 
 def _moments_of(
-    where: str, parameter: str, memory: Memory, state: dict[str, Any], start: float
+    where: str, parameter: str, memory: Memory, state: dict[str, Any]
 ) -> Iterator[FoundMoment]:
     shape = tuple(state["shape"].tolist())
     dim = torch.Size(shape[1:]).numel()
@@ -146,8 +145,8 @@ def _moments_of(
             width = moment.sketch.width
             details = {
                 "rows_per_bucket": shape[0] / width,
-                "filled": (moment.sketch.table != 0).any(-1).double().mean().item(),
-                "error": estimate_error(moment.sketch, shape[0], start=start),
+                "filled": occupied(moment.sketch, start=moment.start),
+                "error": estimate_error(moment.sketch, shape[0], start=moment.start),
             }
         yield FoundMoment(
             where,

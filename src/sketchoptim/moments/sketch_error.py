@@ -94,6 +94,22 @@ def estimate_error(sketch: Sketch, rows: int, *, start: float = 0.0) -> SketchEr
     )
 
 
+def occupied(sketch: Sketch, *, start: float = 0.0) -> float:
+    """The share of all buckets into which something was written, over all hash rows.
+
+    >>> sketch = CountMinSketch(depth=2, width=4, dim=1).add_(torch.tensor([7]), torch.ones(1, 1))
+    >>> occupied(sketch)
+    0.25
+    """
+    written = sum(
+        # A start may have been rounded to bfloat16.
+        int(((cells - start).abs() > start / 128).any(-1).sum())
+        for hash_row in range(sketch.depth)
+        for cells in _cells(sketch, hash_row)
+    )
+    return written / (sketch.depth * sketch.width)
+
+
 def _phantoms(rows: int, sketch: Sketch) -> Tensor:
     """Ids beyond those of the rows; at the very end of the range where there are none."""
     first = min(rows, hashing.MAX_ID - _PHANTOMS)
