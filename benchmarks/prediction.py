@@ -24,10 +24,10 @@ from torch import Tensor
 
 import sketchoptim as so
 from sketchoptim.experiments.data import Corpus, read_wikitext, segments
-from sketchoptim.experiments.models import LanguageModel, ModelSettings, detached
+from sketchoptim.experiments.models import LanguageModel, ModelSettings
 from sketchoptim.moments import open_moment
 from sketchoptim.moments.sketched import SketchedMoment
-from sketchoptim.nn.sampled_softmax import LogUniformSampler
+from sketchoptim.nn import LogUniformSampler
 from sketchoptim.rows import of_gradient
 
 BATCH, LENGTH, SAMPLES = 32, 35, 1024
@@ -183,10 +183,9 @@ def trained(
     negatives, state = torch.Generator().manual_seed(options.seed), None
     pairs = segments(corpus.train, batch=BATCH, length=LENGTH)
     for step, (words, labels) in zip(range(options.steps), pairs, strict=False):
-        hidden, state = model(words, state)
-        state = detached(state)
+        loss, state = model.loss(words, labels, state, generator=negatives)
         optimizer.zero_grad()
-        model.softmax(hidden, labels, generator=negatives).backward()
+        loss.backward()
         so.clip_grad_norm_(model.named_body().values(), 1.0)
         for shadow in shadows.values():
             shadow.follow()

@@ -1,6 +1,7 @@
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -111,6 +112,32 @@ def test_plan_prints_and_writes_what_the_library_plans(shapes, tmp_path):
     expected = so.plan(shapes, "250KB", zipf=0.9, ids_per_step=1000)
     assert result.stdout == f"{expected}\n"
     assert so.Plan.from_json(written) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "budget", "exact"),
+    [
+        ("lm1b", "156MB", 2 * 4 * (2 * 793_471 * 256 + 8192 * 2304 + 256 * 2048)),
+        ("amazon", "25MB", 2 * 4 * 49_500_000 * 1024),
+        ("recommender", "500MB", 2 * 4 * (1_200_000_250 * 64 + 512 * 192)),
+    ],
+)
+def test_the_largest_tables_are_planned_to_the_byte(name, budget, exact, tmp_path):
+    shapes = Path(__file__).parents[1] / "benchmarks" / "shapes" / f"{name}.toml"
+    written = tmp_path / "plan.json"
+    arguments = [str(shapes), "--budget", budget, "--json", str(written)]
+    result = CliRunner().invoke(build_app(), ["plan", *arguments])
+    assert result.exit_code == 0, result.output
+    plan = so.Plan.from_json(written)
+    assert plan.exact_bytes == exact
+    assert 0.9 * plan.budget_bytes < plan.state_bytes <= plan.budget_bytes
+    for name, memory in plan.memory.items():
+        table = next(p for p in plan.parameters if p.name == name)
+        counters = table.shape[0]
+        if isinstance(memory.second, so.Sketched):
+            # with a float32 scale, and four words of 64 bits for each hash row
+            counters = 3 * memory.second.width + 1 + 3 * 4 * 2
+        assert table.state_bytes == 4 * counters
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,6 @@ from sketchoptim.diagnostics.planner import budget_bytes
 from sketchoptim.diagnostics.prediction import PredictedError
 
 LM1B = [("embedding", (793_471, 256)), ("softmax", (793_471, 256))]
-AMAZON = [("classes", (49_500_000, 1024))]
-RECOMMENDER = [("items", (1_000_000_000, 64))]
 KINDS = ["Adam", "AdamW", "RMSprop", "Adagrad", "SGD"]
 
 
@@ -42,7 +40,7 @@ class Small(nn.Module):
 @pytest.mark.parametrize("budget", ["4KB", "20KB", "10MB"])
 def test_predicted_bytes_are_those_that_training_measures(kind, granularity, budget):
     model = Small()
-    plan = so.plan(model, budget, optimizer=kind, granularity=granularity)
+    plan = so.plan(model, budget, optimizer=kind, granularity=granularity, ids_per_step=100)
     optimizer = getattr(so, kind)(plan.param_groups(model), lr=0.01)
     model.train_(optimizer)
     measured = {p.name: p for p in so.memory_report(optimizer).parameters}
@@ -72,26 +70,6 @@ def test_bytes_follow_the_dtype_of_the_parameters(dtype):
     optimizer = so.Adam(plan.param_groups(model), lr=0.01)
     model.train_(optimizer)
     assert plan.state_bytes == so.memory_report(optimizer).state_bytes
-
-
-@pytest.mark.parametrize(
-    ("shapes", "budget", "exact"),
-    [
-        (LM1B, "400KB", 2 * 2 * 793_471 * 256 * 4),
-        (AMAZON, "30MB", 2 * 49_500_000 * 1024 * 4),
-        (RECOMMENDER, "1GB", 2 * 10**9 * 64 * 4),
-    ],
-    ids=["LM1B", "Amazon", "recommender"],
-)
-def test_huge_tables_are_planned_to_the_byte(shapes, budget, exact):
-    plan = so.plan(shapes, budget)
-    assert plan.exact_bytes == exact
-    for table in plan.parameters:
-        storage = table.memory.second
-        width, words, scale = storage.width, 3 * 4 * 8, 4
-        assert table.state_bytes == 3 * width * 4 + words + scale
-        assert 0 <= table.error.relative < 1
-    assert 0.9 * plan.budget_bytes < plan.state_bytes <= plan.budget_bytes
 
 
 def test_a_model_on_the_meta_device_is_planned_as_any_other():
@@ -142,7 +120,7 @@ def test_named_tables_are_compressed_whatever_their_gradients():
 def test_a_budget_is_never_exceeded(share, sizes):
     shapes = [(f"table {number}", (rows, 16)) for number, rows in enumerate(sizes)]
     with contextlib.suppress(ValueError):  # of a budget below the smallest
-        plan = so.plan(shapes, share)
+        plan = so.plan(shapes, share, ids_per_step=100)
         assert plan.state_bytes <= plan.budget_bytes
 
 
@@ -161,7 +139,9 @@ def test_the_smallest_budget_that_is_named_is_feasible_and_one_byte_less_is_not(
 
 
 def test_a_budget_that_dense_state_alone_exceeds_is_refused_with_a_remedy():
-    with pytest.raises(ValueError, match=r"216 of them are exact state .* tables= can name"):
+    with pytest.raises(
+        ValueError, match=r"216 of them are exact state .* name large ones as tables"
+    ):
         so.plan(Small(), 100)
 
 

@@ -9,6 +9,7 @@ from torch import nn
 
 from sketchoptim.diagnostics.frequencies import RowFrequencies
 from sketchoptim.diagnostics.shapes import parameter_shapes
+from sketchoptim.experiments.models import FullSoftmax
 from sketchoptim.nn import SampledSoftmax
 
 TOML = """
@@ -67,6 +68,7 @@ def test_layers_with_sparse_gradients_are_tables():
             "dense": nn.Embedding(9, 2),
             "softmax": SampledSoftmax(2, 9, samples=3, bias=True),
             "linear": nn.Linear(2, 2),
+            "full": FullSoftmax(2, 9, bias=True),
         }
     )
     tables = {shape.name for shape in parameter_shapes(model) if shape.is_table}

@@ -180,8 +180,8 @@ def _allocated(ladders: Sequence[Ladder], allowed: int) -> list[int]:
     if smallest > allowed:
         dense = sum(ladder.bytes[0] for ladder in ladders if ladder.memories[0] is None)
         remedy = (
-            f"; {dense:,} of them are exact state of parameters with dense gradients, "
-            "which tables= can name to compress them"
+            f"; {dense:,} of them are exact state of parameters with dense gradients: "
+            "name large ones as tables to compress them"
             if dense
             else ""
         )

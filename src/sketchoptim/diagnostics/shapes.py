@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..nn.output_table import OutputTable
 from ..optim.opened import named_parameters
 from .frequencies import RowFrequencies
 
@@ -89,8 +88,8 @@ def _pairs(source: Any) -> Iterator[tuple[str, Any]]:
 def _of_model(model: nn.Module) -> Iterator[ParameterShape]:
     sparse: set[Tensor] = set()
     for module in model.modules():
-        is_sparse = isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
-        if is_sparse or isinstance(module, OutputTable):
+        # as nn.Embedding, nn.EmbeddingBag and the output layers of sketchoptim.nn say it
+        if getattr(module, "sparse", False) is True:
             sparse.update(module.parameters(recurse=False))
     for name, parameter in model.named_parameters():
         yield _of_tensor(name, parameter, parameter in sparse)

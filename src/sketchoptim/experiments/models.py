@@ -46,6 +46,8 @@ class ModelSettings:
 class FullSoftmax(OutputTable):
     """The softmax over all classes, with dense gradients, where tables are small enough for it."""
 
+    sparse = False
+
     def forward(
         self, hidden: Tensor, labels: Tensor, *, generator: Generator | None = None
     ) -> Tensor:

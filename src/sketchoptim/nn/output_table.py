@@ -24,6 +24,9 @@ class OutputTable(nn.Module):
         weight: a [classes, dim] parameter to share, such as the input embedding's.
     """
 
+    sparse = True
+    """Whether its parameters get sparse gradients: as `nn.Embedding` says it, for `so.plan`."""
+
     def __init__(
         self, dim: int, classes: int, *, bias: bool = False, weight: nn.Parameter | None = None
     ) -> None:
