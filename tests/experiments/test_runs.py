@@ -21,9 +21,10 @@ from sketchoptim.experiments.models import ModelSettings
 from sketchoptim.experiments.recipes import Setting
 from sketchoptim.experiments.runs import run_in, smoothed
 from sketchoptim.experiments.settings import TrainSettings
+from sketchoptim.experiments.tasks import NextWords
 from sketchoptim.experiments.train import Training
 
-TIMES = {"seconds", "cpu_seconds", "step_seconds", "update_seconds", "words_a_second"}
+TIMES = {"seconds", "cpu_seconds", "step_seconds", "update_seconds", "rows_a_second"}
 VARYING = TIMES | {"peak_memory_bytes", "machine"}
 RECIPE = """
 title = "A small text"
@@ -79,7 +80,7 @@ def setting(folder):
 
 def without_times(result):
     kept = {key: value for key, value in result.items() if key not in VARYING}
-    kept["evaluations"] = [(e["step"], e["perplexity"]) for e in result["evaluations"]]
+    kept["evaluations"] = [(e["step"], e["quality"]) for e in result["evaluations"]]
     return kept
 
 
@@ -122,7 +123,7 @@ def test_a_killed_run_goes_on_and_ends_like_one_that_was_not(folder, tmp_path):
 def test_a_restored_training_has_the_bits_of_the_one_that_was_saved(setting, tmp_path, stop):
     corpus = setting.data.read()
     settings = replace(setting.train, method="paper-mv")
-    saved, restored = (Training(corpus, setting.model, settings) for _ in range(2))
+    saved, restored = (Training(NextWords(corpus, setting.model), settings) for _ in range(2))
     for _ in saved.steps():
         if saved.step == stop:
             save_checkpoint(tmp_path / "checkpoint.pt", saved, about={})
@@ -135,7 +136,7 @@ def test_a_restored_training_has_the_bits_of_the_one_that_was_saved(setting, tmp
 
 
 def test_a_checkpoint_of_other_settings_is_refused_with_what_differs(setting, tmp_path):
-    training = Training(setting.data.read(), setting.model, setting.train)
+    training = Training(setting.task(), setting.train)
     next(training.steps())
     save_checkpoint(tmp_path / "checkpoint.pt", training, about={"seed": 1})
     with pytest.raises(MismatchError, match=r"was made with seed = 1, now it is 2; name another"):
@@ -168,7 +169,7 @@ def test_the_log_is_in_tensorboard_as_well(setting, tmp_path):
     shown = {event.step: event.value for event in events.Scalars("loss")}
     logged = {line["step"]: pytest.approx(line["loss"]) for line in log_of(tmp_path)}
     assert shown == logged
-    assert [event.step for event in events.Scalars("valid_perplexity")] == [4, 8, 12]
+    assert [event.step for event in events.Scalars("valid")] == [4, 8, 12]
 
 
 def test_a_diverged_run_has_a_result_that_says_so(setting, tmp_path, monkeypatch):

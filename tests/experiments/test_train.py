@@ -5,6 +5,7 @@ import torch
 
 from sketchoptim.experiments.data import Corpus, Vocabulary
 from sketchoptim.experiments.models import LanguageModel, ModelSettings
+from sketchoptim.experiments.tasks import NextWords
 from sketchoptim.experiments.train import (
     DivergedError,
     Training,
@@ -151,16 +152,16 @@ def test_evaluations_are_made_on_time_and_do_not_change_the_run(corpus):
     plain = train(corpus, MODEL, settings(steps=6))
     evaluated = train(corpus, MODEL, settings(steps=6, evaluate_every=2, evaluate_words=98))
     assert [evaluation.step for evaluation in evaluated.evaluations] == [2, 4, 6]
-    assert evaluated.evaluations[-1].perplexity == perplexity(
-        evaluated.model, corpus.valid, words=98
-    )
+    assert evaluated.evaluations[-1].quality == perplexity(evaluated.model, corpus.valid, words=98)
     assert plain.losses == evaluated.losses
 
 
 def test_a_plateau_divides_the_learning_rates_by_four(corpus, monkeypatch):
     found = iter([9.0, 8.0, 8.5, 7.0])
-    monkeypatch.setattr("sketchoptim.experiments.train.perplexity", lambda *_, **__: next(found))
-    training = Training(corpus, MODEL, settings(steps=4, schedule="plateau", evaluate_every=1))
+    monkeypatch.setattr("sketchoptim.experiments.tasks.perplexity", lambda *_, **__: next(found))
+    training = Training(
+        NextWords(corpus, MODEL), settings(steps=4, schedule="plateau", evaluate_every=1)
+    )
     rates = [training.optimizers[0].param_groups[0]["lr"] for _ in training.steps()]
     assert rates == pytest.approx([0.05, 0.05, 0.0125, 0.0125])
 

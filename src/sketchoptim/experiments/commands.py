@@ -100,7 +100,9 @@ def train(
         console.print(f"[red]{result['diverged']}[/red]")
         return
     quality = (
-        f"{part} perplexity {result[part]:.2f}" for part in ("valid", "test") if result[part]
+        f"{part} {loaded.metric} {result[part]:.2f}"
+        for part in ("valid", "test")
+        if result[part] is not None
     )
     memory = readable_bytes(result["table_state_bytes"])
     console.print(", ".join([*quality, f"state of the tables {memory}"]), f"({output})")
@@ -135,7 +137,7 @@ def reproduce(
         loaded.chosen(names)
         numbers = _whole_numbers(seeds) if seeds else None
         with console.status("reading the data"):
-            setting.data.read(data)  # encodes it, so that no run's memory shows that
+            setting.task(data)  # encodes texts, so that no run's memory shows that
         folder = output or Path("build") / f"{loaded.name}-{size}"
         folder.mkdir(parents=True, exist_ok=True)
         made = reproductions.reproduce(

@@ -7,14 +7,17 @@ from typing import Literal, get_args
 
 from .corpora import (
     Corpus,
+    NoisyViews,
     Vocabulary,
     draw_text,
     read_lm1b,
     read_python_sources,
     read_text,
+    read_vectors,
     read_wikitext,
     segment,
     segments,
+    token_vectors,
 )
 
 __all__ = [
@@ -32,7 +35,7 @@ __all__ = [
     "segments",
 ]
 
-DataKind = Literal["wikitext", "lm1b", "text", "counts", "python"]
+DataKind = Literal["wikitext", "lm1b", "text", "counts", "python", "vectors", "token-vectors"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,12 +44,14 @@ class DataSettings:
 
     Args:
         kind: "wikitext" and "lm1b" as published, "text" any text, "counts" a text drawn from word
-            counts, "python" Python's own sources.
+            counts, "python" Python's own sources; "vectors" noisy views of the vectors in a file,
+            "token-vectors" of those in the package wordllama.
         path: Below the data folder, which is `$SKETCHOPTIM_DATA`, else `../shared/data`.
         get: Where to get it, for the error that says it is missing.
         min_count: Words seen less often become unknown; "text" and "lm1b" only.
         held_out: Share of the lines for validation, and for testing; "text" only.
         words: How many are drawn; "counts" only.
+        noise: Of a view, in lengths of its vector; "vectors" and "token-vectors" only.
     """
 
     kind: DataKind
@@ -55,6 +60,7 @@ class DataSettings:
     min_count: int = 1
     held_out: float = 0.02
     words: int = 1_000_000
+    noise: float = 1.0
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(DataKind):
@@ -63,8 +69,19 @@ class DataSettings:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
 
+    @property
+    def is_text(self) -> bool:
+        """Whether words follow one another, or vectors belong to classes."""
+        return self.kind not in ("vectors", "token-vectors")
+
+    def views(self, path: Path | None = None) -> NoisyViews:
+        """The views of the vectors at `path`, by default where `find_data` finds them."""
+        if self.kind == "token-vectors":
+            return NoisyViews(token_vectors(), self.noise)
+        return NoisyViews(read_vectors(find_data(self, path)), self.noise)
+
     def read(self, path: Path | None = None) -> Corpus:
-        """The corpus at `path`, by default where `find_data` finds it."""
+        """The text at `path`, by default where `find_data` finds it."""
         if self.kind == "python":
             return read_python_sources(path)
         found = find_data(self, path)

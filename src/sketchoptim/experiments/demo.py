@@ -28,10 +28,9 @@ def run_demo(
     setting = recipe.sizes["small"]
     with console.status("reading Python's own source files"):
         corpus = setting.data.read(sources)
-    words = len(corpus.vocabulary)
     console.print(
-        f"{corpus.train.numel():,} words of Python source, {words:,} distinct; two tables of "
-        f"{words:,} x {setting.model.dim}, {steps or setting.train.steps:,} steps a method"
+        f"{corpus.train.numel():,} words of Python source, {len(corpus.vocabulary):,} distinct; "
+        f"{steps or setting.train.steps:,} steps a method"
     )
     shutil.rmtree(output / "runs", ignore_errors=True)  # a demo is to be seen, not remembered
     output.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,7 @@
 """The language model of the experiments: two large tables around a small dense body."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
@@ -43,6 +44,25 @@ class ModelSettings:
             raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
 
 
+class Model(nn.Module):
+    """What the training loop asks of a model."""
+
+    def loss(
+        self, inputs: Tensor, labels: Tensor, state: Any, *, generator: Generator | None
+    ) -> tuple[Tensor, Any]:
+        """The training loss, and the state to go on from."""
+        raise NotImplementedError
+
+    def named_tables(self) -> dict[str, nn.Parameter]:
+        """The parameters that get sparse gradients, by name."""
+        raise NotImplementedError
+
+    def named_body(self) -> dict[str, nn.Parameter]:
+        """The parameters that get dense gradients, by name."""
+        tables = self.named_tables()
+        return {name: weight for name, weight in self.named_parameters() if name not in tables}
+
+
 class FullSoftmax(OutputTable):
     """The softmax over all classes, with dense gradients, where tables are small enough for it."""
 
@@ -57,7 +77,7 @@ class FullSoftmax(OutputTable):
         return F.cross_entropy(logits, labels.flatten())
 
 
-class LanguageModel(nn.Module):
+class LanguageModel(Model):
     """The next word from the ones before: embedding -> LSTM -> projection -> softmax.
 
     The input table gets sparse gradients; so do the output table and bias when sampled.
@@ -96,10 +116,10 @@ class LanguageModel(nn.Module):
         return self.projection(self.dropout(hidden)), last
 
     def loss(
-        self, words: Tensor, labels: Tensor, state: State | None, *, generator: Generator
+        self, inputs: Tensor, labels: Tensor, state: State | None, *, generator: Generator | None
     ) -> tuple[Tensor, State]:
-        """The training loss, and the state to go on from."""
-        hidden, last = self(words, state)
+        """The loss of the words `labels` after the words `inputs`, and the LSTM's state."""
+        hidden, last = self(inputs, state)
         return self.softmax(hidden, labels, generator=generator), detached(last)
 
     def named_tables(self) -> dict[str, nn.Parameter]:
@@ -107,11 +127,6 @@ class LanguageModel(nn.Module):
         is_full = isinstance(self.softmax, FullSoftmax)
         sparse = ("embedding.",) if is_full else ("embedding.", "softmax.")
         return {name: table for name, table in self.named_parameters() if name.startswith(sparse)}
-
-    def named_body(self) -> dict[str, nn.Parameter]:
-        """The parameters that get dense gradients, by name."""
-        tables = self.named_tables()
-        return {name: weight for name, weight in self.named_parameters() if name not in tables}
 
 
 def detached(state: State) -> State:

@@ -39,7 +39,7 @@ class Findings:
     table_lr: float
     body_lr: float
     valid_by_rate: list[tuple[float, float, float | None]]
-    """(table_lr, body_lr, validation perplexity) of each run of the sweep."""
+    """(table_lr, body_lr, quality on validation data) of each run of the sweep."""
     results: list[dict[str, Any]]
 
     def values(self, key: str) -> list[float]:
@@ -117,7 +117,7 @@ def reproduce(
         found.append(tuned)
         console.print(
             f"{tuned.title}: best table_lr {tuned.table_lr:g}, body_lr {tuned.body_lr:g}, "
-            f"validation perplexity {tuned.values('valid')[0]:.1f}"
+            f"validation {recipe.metric} {tuned.values('valid')[0]:.1f}"
         )
     # a seed of every method before the next seed, so that what disturbs the machine hits them all
     for seed in others:

@@ -25,11 +25,16 @@ from .checkpoints import (
     save_checkpoint,
     write_json,
 )
+from .corpora import Part
 from .machine import machine, peak_memory_bytes, readable_bytes, versions
 from .methods import Method
 from .recipes import Setting
 from .settings import TrainSettings
-from .train import DivergedError, Training, perplexity
+from .tasks import NextWords
+from .train import DivergedError, Training
+
+_HELD_OUT: tuple[Part, ...] = ("valid", "test")
+_DIVERGED = 1e30
 
 
 def run_settings(
@@ -62,7 +67,7 @@ def run_in(
     done = finished(folder, setting, settings)
     if done is not None:
         return done
-    training = Training(setting.data.read(data), setting.model, settings)
+    training = Training(setting.task(data), settings)
     folder.mkdir(parents=True, exist_ok=True)
     checkpoint = folder / "checkpoint.pt"
     about = _about(setting, settings)
@@ -112,17 +117,15 @@ def _trained(
         except DivergedError as error:
             return {"diverged": str(error), "valid": None, "test": None}
         outcome: dict[str, Any] = {"peak_memory_bytes": peak_memory_bytes()}
-        for part in ("valid", "test"):
+        for part in _HELD_OUT:
             outcome[part] = None
             if setting.test_words:
-                ids = getattr(training.corpus, part)
-                found = perplexity(training.model, ids, words=setting.test_words)
-                outcome[part] = found if found < 1e30 else None
+                found = training.task.measured(training.model, part, limit=setting.test_words)
+                outcome[part] = found if found < _DIVERGED else None
         return outcome
 
 
 def _costs(training: Training) -> dict[str, Any]:
-    tokens = training.settings.batch * training.settings.length
     costs: dict[str, Any] = {
         "steps": training.step,
         "losses": smoothed(training.losses),
@@ -135,12 +138,18 @@ def _costs(training: Training) -> dict[str, Any]:
         costs |= {
             "step_seconds": run.step_seconds,
             "update_seconds": run.update_seconds,
-            "words_a_second": tokens / run.step_seconds,
+            "rows_a_second": rows_a_step(training) / run.step_seconds,
             "table_state_bytes": run.table_state_bytes,
             "state_bytes": run.state_bytes,
             "parameter_bytes": sum(weight.nbytes for weight in training.model.parameters()),
         }
     return costs
+
+
+def rows_a_step(training: Training) -> int:
+    """How many words or examples a step takes."""
+    is_text = isinstance(training.task, NextWords)
+    return training.settings.batch * (training.settings.length if is_text else 1)
 
 
 def smoothed(losses: list[float], *, points: int = 100) -> list[tuple[int, float]]:
@@ -178,16 +187,15 @@ class RunLog:
 
     def write(self, training: Training, loss: float) -> None:
         """Adds a line about the step just done."""
-        tokens = training.settings.batch * training.settings.length
         line: dict[str, Any] = {
             "step": training.step,
             "loss": loss,
             "seconds": sum(training.step_seconds),
-            "words_a_second": tokens / training.step_seconds[-1],
+            "rows_a_second": rows_a_step(training) / training.step_seconds[-1],
             "table_lr": training.optimizers[0].param_groups[0]["lr"],
         }
         if training.evaluations and training.evaluations[-1].step == training.step:
-            line["valid_perplexity"] = training.evaluations[-1].perplexity
+            line["valid"] = training.evaluations[-1].quality
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
         for name, value in line.items():
@@ -212,7 +220,7 @@ def _bar(console: Console, training: Training) -> Iterator[Callable[[float], Non
         TimeRemainingColumn(),
         TextColumn("{task.fields[numbers]}"),
     )
-    tokens = training.settings.batch * training.settings.length
+    rows = rows_a_step(training)
     with Progress(*columns, console=console) as progress:
         task = progress.add_task(
             training.settings.chosen.title, total=training.total_steps, numbers=""
@@ -223,7 +231,7 @@ def _bar(console: Console, training: Training) -> Iterator[Callable[[float], Non
             nonlocal state
             if not state:  # it is all there after the first step, and does not grow
                 state = readable_bytes(sum(training.state_bytes().values()))
-            rate = tokens / training.step_seconds[-1]
+            rate = rows / training.step_seconds[-1]
             numbers = f"loss {loss:.3f}, {rate:,.0f} rows a second, state {state}"
             progress.update(task, completed=training.step, numbers=numbers)
 

@@ -22,10 +22,11 @@ from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 import sketchoptim as so
 
 from ..optim.base import Optimizer
-from .data import Corpus, segments
+from .corpora import Corpus
 from .methods import made
-from .models import LanguageModel, ModelSettings, State
+from .models import Model, ModelSettings
 from .settings import TrainSettings
+from .tasks import NextWords, Task, perplexity
 
 __all__ = [
     "DivergedError",
@@ -41,19 +42,20 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """Validation perplexity after so many steps, and the time that those took."""
+    """How well the model did on validation data after so many steps, and the time of these."""
 
     step: int
     seconds: float
     cpu_seconds: float
-    perplexity: float
+    quality: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """A trained model and what its training took."""
 
-    model: LanguageModel
+    model: Any
+    """The task's model: a `LanguageModel`, unless the training was of another task."""
     losses: list[float]
     step_seconds: float
     update_seconds: float
@@ -74,7 +76,7 @@ def train(
     on_step: Callable[[int, float], None] | None = None,
 ) -> Run:
     """A model trained on `corpus.train`; `on_step(step, loss)` is called after every update."""
-    training = Training(corpus, model_settings, settings)
+    training = Training(NextWords(corpus, model_settings), settings)
     for loss in training.steps():
         if on_step is not None:
             on_step(training.step, loss)
@@ -84,21 +86,19 @@ def train(
 class Training:
     """A model being trained, which can be stopped and gone on with between any two steps."""
 
-    def __init__(
-        self, corpus: Corpus, model_settings: ModelSettings, settings: TrainSettings
-    ) -> None:
-        self.corpus = corpus
+    def __init__(self, task: Task, settings: TrainSettings) -> None:
+        self.task = task
         self.settings = settings
-        self.total_steps = settings.steps or settings.epochs * corpus.batches(
+        self.total_steps = settings.steps or settings.epochs * task.batches(
             batch=settings.batch, length=settings.length
         )
         self.random: Tensor | None = None
         with self._own_random_numbers():
-            self.model = LanguageModel(len(corpus.vocabulary), model_settings).to(settings.device)
+            self.model = task.model().to(settings.device)
         self.negatives = torch.Generator(settings.device).manual_seed(settings.seed)
         self.optimizers = build_optimizers(self.model, settings)
         self.schedulers = [self._scheduler(optimizer) for optimizer in self.optimizers]
-        self.state: State | None = None
+        self.state: Any = None
         self.step = 0
         self.losses: list[float] = []
         self.step_seconds: list[float] = []
@@ -118,10 +118,10 @@ class Training:
     def _step_(self) -> float:
         settings = self.settings
         started, cpu_started = time.perf_counter(), time.process_time()
-        words, labels = self.corpus.batch(self.step, batch=settings.batch, length=settings.length)
-        words, labels = words.to(settings.device), labels.to(settings.device)
+        inputs, labels = self.task.batch(self.step, batch=settings.batch, length=settings.length)
+        inputs, labels = inputs.to(settings.device), labels.to(settings.device)
         # the state outlives the end of a pass: one wrong context in thousands of steps
-        loss, self.state = self.model.loss(words, labels, self.state, generator=self.negatives)
+        loss, self.state = self.model.loss(inputs, labels, self.state, generator=self.negatives)
         for optimizer in self.optimizers:
             optimizer.zero_grad()
         loss.backward()
@@ -169,13 +169,13 @@ class Training:
             nn.utils.clip_grad_norm_(self.model.named_body().values(), self.settings.clip_norm)
 
     def _evaluate_(self) -> None:
-        found = perplexity(self.model, self.corpus.valid, words=self.settings.evaluate_words)
+        found = self.task.measured(self.model, "valid", limit=self.settings.evaluate_words)
         self.evaluations.append(
             Evaluation(
                 step=self.step,
                 seconds=sum(self.step_seconds),
                 cpu_seconds=self.cpu_seconds,
-                perplexity=found,
+                quality=found,
             )
         )
         for scheduler in self.schedulers:
@@ -241,31 +241,17 @@ class Training:
         self.evaluations = [Evaluation(**evaluation) for evaluation in saved["evaluations"]]
 
 
-def build_optimizers(model: LanguageModel, settings: TrainSettings) -> list[Optimizer]:
+def build_optimizers(model: Model, settings: TrainSettings) -> list[Optimizer]:
     """The optimizers of one method: one for the whole model unless tables and body differ."""
     method = settings.chosen
     tables = {"params": list(model.named_tables().items()), "lr": settings.table_lr}
     body = {"params": list(model.named_body().items()), "lr": settings.body_lr}
     options = {"memory": method.memory, **method.options}
+    if not body["params"]:
+        return [made(method.optimizer, [tables], **options)]
     if method.optimizer == settings.body_optimizer:
         return [made(method.optimizer, [tables, body], **options)]
     return [
         made(method.optimizer, [tables], **options),
         made(settings.body_optimizer, [body], memory="exact"),
     ]
-
-
-@torch.no_grad()
-def perplexity(model: LanguageModel, ids: Tensor, *, words: int | None = None) -> float:
-    """exp of the mean full-softmax loss over the first `words` words of a text, all if None."""
-    device = model.embedding.weight.device
-    state: State | None = None
-    total, count = 0.0, 0
-    was_training = model.training
-    model.eval()
-    for inputs, labels in segments(ids[:words], batch=16, length=64):
-        hidden, state = model(inputs.to(device), state)
-        total += model.softmax.full_loss(hidden, labels.to(device), reduction="sum").item()
-        count += labels.numel()
-    model.train(was_training)
-    return math.exp(min(total / count, 700.0))  # a diverged model is bad, not an OverflowError

@@ -4,10 +4,9 @@ from pathlib import Path
 
 from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 
+from ..drawing import plain_numbers
 from .methods import BY_NAME
 from .report import Report
 from .runs import Comparison, SweepResult, TrainingResult
@@ -56,7 +55,7 @@ def _steps(report: Report) -> Figure:
             panel.plot(ratios, titles, marker, label=_label(comparison), alpha=0.8)
         panel.axvline(1.0, color="black", linewidth=0.8)
         panel.set_xscale("log")
-        _plain_numbers(panel.xaxis)
+        plain_numbers(panel.xaxis)
         panel.set_xlabel("time of a step / SparseAdam's (log scale; left is faster)")
         panel.set_title(name)
         panel.grid(alpha=0.3, which="both")
@@ -107,7 +106,7 @@ def _draw_sweep(panel: Axes, sweep: SweepResult) -> None:
         )
     panel.set_xticks(positions, [f"{value:,}" for value in sweep.values])
     panel.set_yscale("log")
-    _plain_numbers(panel.yaxis)
+    plain_numbers(panel.yaxis)
     panel.set_xlabel(_AXES[sweep.axis])
     panel.set_ylabel("ms a step (log scale)")
     panel.set_title(sweep.fixed, fontsize="medium")
@@ -137,10 +136,3 @@ def _draw_training(panel: Axes, results: list[TrainingResult]) -> None:
     panel.set_ylabel("ms a step (medians of the parts)")
     panel.grid(alpha=0.3, axis="y")
     panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=len(_PARTS))
-
-
-def _plain_numbers(axis: Axis) -> None:
-    """Ticks at 1, 2 and 5 of each power of ten, written as they are read: 0.05, not 5 x 10^-2."""
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axis.set_major_formatter(FormatStrFormatter("%g"))
-    axis.set_minor_formatter(NullFormatter())

@@ -1,18 +1,23 @@
 """Texts and examples: files -> words -> vocabulary by count -> ids."""
 
-from .corpus import Corpus, segment, segments
+from .corpus import Corpus, Part, segment, segments
 from .python_sources import read_python_sources
 from .texts import draw_text, read_lm1b, read_text, read_wikitext
+from .vectors import NoisyViews, read_vectors, token_vectors
 from .vocabulary import Vocabulary
 
 __all__ = [
     "Corpus",
+    "NoisyViews",
+    "Part",
     "Vocabulary",
     "draw_text",
     "read_lm1b",
     "read_python_sources",
     "read_text",
+    "read_vectors",
     "read_wikitext",
     "segment",
     "segments",
+    "token_vectors",
 ]

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...storage import Memory
+from ..classifier import ClassifierSettings
 from ..data import DataSettings
 from ..methods import Method
 from ..models import ModelSettings
 from ..settings import TrainSettings
+from ..tasks import ClassOfView, NextWords, Task
 from .parsing import parsed
 
 Size = Literal["full", "small"]
@@ -42,14 +44,14 @@ class Setting:
         model, train, sweep: Its settings.
         data: Replaces the recipe's data.
         seeds: Each trained at the best learning rates; the first one is swept with.
-        test_words: Words of the test text, and of the validation text, that are measured on at
-            the end; 0 measures on none, where only memory and speed matter.
+        test_words: Words, or examples, of the test data, and of the validation data, that are
+            measured on at the end; 0 measures on none, where only memory and speed matter.
         log_every: Steps between lines of the log.
         checkpoint_every: Steps between checkpoints; 0 writes none.
     """
 
     about: str
-    model: ModelSettings
+    model: ModelSettings | ClassifierSettings
     train: TrainSettings
     data: DataSettings
     sweep: SweepSettings = SweepSettings()
@@ -57,6 +59,12 @@ class Setting:
     test_words: int = 1_000_000_000
     log_every: int = 10
     checkpoint_every: int = 1000
+
+    def task(self, path: Path | None = None) -> Task:
+        """What is learnt, from the data at `path` or where it is looked for."""
+        if isinstance(self.model, ClassifierSettings):
+            return ClassOfView(self.data.views(path), self.model)
+        return NextWords(self.data.read(path), self.model)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,14 +155,18 @@ def parse_recipe(name: str, text: str) -> Recipe:
     return parsed(Recipe, table, where=name, name=name, sizes=sizes, contestants=contestants)
 
 
-def _setting(table: Any, data: dict[str, Any], *, where: str) -> Setting:
+def _setting(table: Any, common: dict[str, Any], *, where: str) -> Setting:
     rest = dict(table)
-    kinds = {"model": ModelSettings, "train": TrainSettings, "sweep": SweepSettings}
+    data = parsed(DataSettings, {**common, **rest.pop("data", {})}, where=f"{where}.data")
+    kinds: dict[str, type] = {
+        "model": ModelSettings if data.is_text else ClassifierSettings,
+        "train": TrainSettings,
+        "sweep": SweepSettings,
+    }
     parts: dict[str, Any] = {
         key: parsed(kind, rest.pop(key, {}), where=f"{where}.{key}") for key, kind in kinds.items()
     }
-    parts["data"] = parsed(DataSettings, {**data, **rest.pop("data", {})}, where=f"{where}.data")
-    return parsed(Setting, rest, where=where, **parts)
+    return parsed(Setting, rest, where=where, data=data, **parts)
 
 
 def _contestant(name: str, table: Any, *, where: str) -> Contestant:

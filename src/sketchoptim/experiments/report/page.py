@@ -31,7 +31,6 @@ def _page(made: Reproduction, pictures: str) -> str:
     setting = made.recipe.sizes[made.size]
     style = (files(__package__) / "style.css").read_text(encoding="utf-8")
     title = html.escape(made.recipe.title)
-    seeds = len(made.findings[0].results)
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -44,9 +43,8 @@ def _page(made: Reproduction, pictures: str) -> str:
 <main>
 <h1>{title}</h1>
 <p>{html.escape(setting.about)}.</p>
-<p>Every method starts from the same weights, sees the same words in the same order and takes the
-same steps. {_tuning(made)} Means and standard deviations are over {seeds}
-seed{"s" if seeds > 1 else ""}. {_clock(made)}</p>
+<p>Every method starts from the same weights, sees the same data in the same order and takes the
+same steps. {_tuning(made)} {_seeds(made)} {_clock(made)}</p>
 <h2>Comparison</h2>
 <div class="scroll">{_table(made)}</div>
 <h2>Pictures</h2>
@@ -76,6 +74,13 @@ def _table(made: Reproduction) -> str:
 
 def _emphasis(name: str) -> str:
     return ' class="ours"' if name == "lean" else ""
+
+
+def _seeds(made: Reproduction) -> str:
+    steps, seeds = made.findings[0].results[0]["steps"], len(made.findings[0].results)
+    if seeds == 1:
+        return f"These are results of {steps:,} steps with one seed."
+    return f"Means and standard deviations are over {seeds} seeds of {steps:,} steps."
 
 
 def _tuning(made: Reproduction) -> str:

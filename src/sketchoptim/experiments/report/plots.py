@@ -9,6 +9,7 @@ from matplotlib import colormaps, rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ..drawing import plain_numbers
 from ..machine import readable_bytes
 from ..reproduce import Findings, Reproduction
 
@@ -73,11 +74,12 @@ def _quality(made: Reproduction, key: str, label: str) -> Figure:
             if number:
                 style = {**style, "label": "_"}
             axes.plot(
-                [point[key] for point in points], [point["perplexity"] for point in points], **style
+                [point[key] for point in points], [point["quality"] for point in points], **style
             )
 
     figure = _lines(made, draw)
     figure.axes[0].set(xlabel=label, ylabel=f"validation {made.recipe.metric}", yscale="log")
+    plain_numbers(figure.axes[0].yaxis)
     return figure
 
 

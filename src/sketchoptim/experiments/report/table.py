@@ -72,8 +72,8 @@ def times_to_target(made: Reproduction, finding: Findings) -> list[float]:
     for result, baseline in zip(finding.results, made.findings[0].results, strict=True):
         if not baseline["evaluations"]:
             return []
-        target = min(evaluation["perplexity"] for evaluation in baseline["evaluations"])
-        curve = [(point[made.clock], point["perplexity"]) for point in result["evaluations"]]
+        target = min(evaluation["quality"] for evaluation in baseline["evaluations"])
+        curve = [(point[made.clock], point["quality"]) for point in result["evaluations"]]
         times.append(first_below(curve, target))
     return times
 

@@ -1,0 +1,101 @@
+"""What is learnt: batches for a step, a model for them, and a measure of how well it does."""
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from .classifier import Classifier, ClassifierSettings
+from .corpora import Corpus, NoisyViews, Part, segments
+from .models import LanguageModel, Model, ModelSettings, State
+
+
+class Task(Protocol):
+    """What the training loop asks for."""
+
+    def model(self) -> Model:
+        """A new model, its weights drawn from torch's random numbers."""
+        ...
+
+    def batches(self, *, batch: int, length: int) -> int:
+        """How many batches a pass over the training data has."""
+        ...
+
+    def batch(self, number: int, *, batch: int, length: int) -> tuple[Tensor, Tensor]:
+        """Inputs and labels of a step, whichever were asked for before."""
+        ...
+
+    def measured(self, model: Model, part: Part, *, limit: int) -> float:
+        """How well the model does on that many words or examples of a part; lower is better."""
+        ...
+
+
+@dataclass(frozen=True)
+class NextWords:
+    """The next word of a text, measured by perplexity."""
+
+    corpus: Corpus
+    settings: ModelSettings
+
+    def model(self) -> LanguageModel:
+        """A language model over the text's vocabulary."""
+        return LanguageModel(len(self.corpus.vocabulary), self.settings)
+
+    def batches(self, *, batch: int, length: int) -> int:
+        """Batches a pass."""
+        return self.corpus.batches(batch=batch, length=length)
+
+    def batch(self, number: int, *, batch: int, length: int) -> tuple[Tensor, Tensor]:
+        """Words and the words after them."""
+        return self.corpus.batch(number, batch=batch, length=length)
+
+    def measured(self, model: Model, part: Part, *, limit: int) -> float:
+        """Perplexity."""
+        assert isinstance(model, LanguageModel)
+        return perplexity(model, getattr(self.corpus, part), words=limit)
+
+
+@dataclass(frozen=True)
+class ClassOfView:
+    """The class that a vector is a noisy view of, measured by the errors in percent."""
+
+    views: NoisyViews
+    settings: ClassifierSettings
+
+    def model(self) -> Classifier:
+        """A classifier over the views' classes."""
+        return Classifier(self.views.dim, self.views.classes, self.settings)
+
+    def batches(self, *, batch: int, length: int) -> int:
+        """Batches in which every class comes once on average; `length` is not used."""
+        return math.ceil(self.views.classes / batch)
+
+    def batch(self, number: int, *, batch: int, length: int) -> tuple[Tensor, Tensor]:
+        """Views [batch, dim] and their classes."""
+        return self.views.batch("train", number, batch)
+
+    @torch.no_grad()
+    def measured(self, model: Model, part: Part, *, limit: int) -> float:
+        """Percent of views whose largest logit is another class's."""
+        assert isinstance(model, Classifier)
+        views, classes = self.views.batch(part, 0, limit)
+        best = model.softmax.top_k(views.to(model.device), 1)[:, 0]
+        return 100 * (best.cpu() != classes).double().mean().item()
+
+
+@torch.no_grad()
+def perplexity(model: LanguageModel, ids: Tensor, *, words: int | None = None) -> float:
+    """exp of the mean full-softmax loss over the first `words` words of a text, all if None."""
+    device = model.embedding.weight.device
+    state: State | None = None
+    total, count = 0.0, 0
+    was_training = model.training
+    model.eval()
+    for inputs, labels in segments(ids[:words], batch=16, length=64):
+        hidden, state = model(inputs.to(device), state)
+        total += model.softmax.full_loss(hidden, labels.to(device), reduction="sum").item()
+        count += labels.numel()
+    model.train(was_training)
+    return math.exp(min(total / count, 700.0))  # a diverged model is bad, not an OverflowError

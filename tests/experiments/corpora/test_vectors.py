@@ -1,0 +1,87 @@
+import importlib.util
+
+import numpy as np
+import pytest
+import torch
+
+from sketchoptim.experiments.corpora import NoisyViews, read_vectors, token_vectors
+
+
+@pytest.fixture
+def views():
+    vectors = torch.randn(50, 8, generator=torch.Generator().manual_seed(0))
+    return NoisyViews(vectors, noise=0.5)
+
+
+def test_a_batch_of_views_is_the_same_whenever_it_is_asked_for(views):
+    first = views.batch("train", 3, 10)
+    views.batch("train", 4, 10)
+    again = views.batch("train", 3, 10)
+    assert torch.equal(first[0], again[0])
+    assert torch.equal(first[1], again[1])
+
+
+def test_batches_and_parts_have_views_of_their_own(views):
+    batches = [views.batch(*which, 10)[0] for which in (("train", 0), ("train", 1), ("valid", 0))]
+    assert not torch.equal(batches[0], batches[1])
+    assert not torch.equal(batches[0], batches[2])
+
+
+def test_views_have_length_one_and_lie_around_their_vectors(views):
+    found, classes = views.batch("test", 0, 1000)
+    assert torch.allclose(found.norm(dim=1), torch.ones(1000))
+    centers = torch.nn.functional.normalize(views.vectors[classes], dim=1)
+    cosines = (found * centers).sum(1)
+    # noise of length 1/2 at right angles would give 1 / sqrt(1 + 1/4) = .894
+    assert 0.85 < cosines.mean() < 0.93
+
+
+def test_views_without_noise_are_the_vectors(views):
+    found, classes = NoisyViews(views.vectors, noise=0.0).batch("train", 0, 5)
+    assert torch.allclose(found, torch.nn.functional.normalize(views.vectors[classes], dim=1))
+
+
+@pytest.mark.parametrize(
+    ("vectors", "noise", "message"),
+    [
+        (torch.zeros(3), 1.0, r"vectors must be floating-point \[classes, dim\], got .* \[3\]"),
+        (torch.zeros(3, 2, dtype=torch.int64), 1.0, "vectors must be floating-point"),
+        (torch.zeros(3, 2), -1.0, r"noise must be >= 0, got -1\.0"),
+    ],
+)
+def test_bad_views_get_a_clear_error(vectors, noise, message):
+    with pytest.raises(ValueError, match=message):
+        NoisyViews(vectors, noise)
+
+
+def test_an_array_is_read_as_it_is(tmp_path):
+    array = np.arange(6, dtype=np.float16).reshape(3, 2)
+    np.save(tmp_path / "vectors.npy", array)
+    assert torch.equal(read_vectors(tmp_path / "vectors.npy"), torch.from_numpy(array).float())
+
+
+def test_examples_of_a_class_become_its_mean_vector(tmp_path):
+    embeddings = np.array([[1, 0], [3, 0], [0, 5]], dtype=np.float32)
+    np.savez(tmp_path / "faces.npz", embeddings=embeddings, classes=np.array([0, 0, 2]))
+    assert read_vectors(tmp_path / "faces.npz").tolist() == [[2, 0], [0, 0], [0, 5]]
+
+
+def test_an_npz_file_without_its_arrays_gets_a_clear_error(tmp_path):
+    np.savez(tmp_path / "faces.npz", x=np.zeros(3))
+    with pytest.raises(ValueError, match=r"must hold the arrays embeddings .* got x"):
+        read_vectors(tmp_path / "faces.npz")
+
+
+def test_missing_token_vectors_are_answered_with_what_to_install(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(FileNotFoundError, match="run: pip install wordllama"):
+        token_vectors()
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("wordllama") is None, reason="wordllama is not installed"
+)
+def test_the_token_vectors_have_their_size():
+    vectors = token_vectors()
+    assert vectors.shape == (32_000, 256)
+    assert vectors.isfinite().all()
