@@ -29,6 +29,7 @@ from sketchoptim.diagnostics import Shadow
 from sketchoptim.diagnostics.power_law import Spread, power_law
 from sketchoptim.experiments.data import read_wikitext
 from sketchoptim.experiments.models import ModelSettings
+from sketchoptim.experiments.tasks import NextWords
 from sketchoptim.experiments.train import Training, TrainSettings
 from sketchoptim.optim.opened import named_parameters
 
@@ -94,7 +95,7 @@ def main(arguments: list[str] | None = None) -> None:
     settings = TrainSettings(
         method="exact", table_lr=TABLE_LR, steps=options.steps, seed=options.seed
     )
-    training = Training(read_wikitext(options.data), MODEL, settings)
+    training = Training(NextWords(read_wikitext(options.data), MODEL), settings)
     (optimizer,) = training.optimizers
     recorder = Recorder(optimizer, steps=options.steps, every=options.every)
     shadow = Shadow(optimizer, [training.model.named_tables()[SHADOWED]], every=options.every)

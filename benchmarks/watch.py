@@ -19,6 +19,7 @@ import sketchoptim as so
 from sketchoptim.diagnostics import watch
 from sketchoptim.experiments.data import Corpus, read_wikitext
 from sketchoptim.experiments.models import ModelSettings
+from sketchoptim.experiments.tasks import NextWords
 from sketchoptim.experiments.train import Training, TrainSettings
 
 MODEL = ModelSettings(dim=256, hidden=256, samples=1024)
@@ -48,7 +49,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 def measured(corpus: Corpus, method: str, steps: int) -> tuple[float, float]:
     """The median seconds of a step and of a look."""
-    training = Training(corpus, MODEL, TrainSettings(method=method, table_lr=0.03, steps=steps))
+    settings = TrainSettings(method=method, table_lr=0.03, steps=steps)
+    training = Training(NextWords(corpus, MODEL), settings)
     (optimizer,) = training.optimizers
     look_seconds: list[float] = []
     last: so.Diagnosis | None = None
