@@ -95,6 +95,14 @@ INLINE void store(void* data, int32_t dtype, int64_t at, int64_t count, Lanes x)
   std::memcpy(static_cast<uint16_t*>(data) + at, &h, count * sizeof(uint16_t));
 }
 
+// As a template's argument: a dtype that is known only when running.
+constexpr int32_t kAny = -1;
+
+template <int32_t T>
+INLINE int32_t known_dtype(int32_t running) {
+  return T == kAny ? running : T;
+}
+
 INLINE int64_t bytes_of(int32_t dtype) { return dtype == kFloat32 ? 4 : 2; }
 
 // Sixteen pseudo-random bits for each of sixteen consecutive positions.

@@ -1,5 +1,4 @@
-// A moment's part of a step, row by row. Each way of storing it is a function of its own, chosen
-// once a step, so that the loop over columns knows its dtype, form and depth.
+// A moment's part of a step, column by column of a row.
 #pragma once
 
 #include "abi.h"
@@ -68,22 +67,54 @@ INLINE Lanes median(const Lanes* readings, int32_t depth) {
   return depth % 2 ? middle : (sorted[depth / 2 - 1] + middle) * 0.5f;
 }
 
-// A sketch by element, with what is known when compiling: whether it holds a first moment (signed,
-// of gradients) or a second (of their squares), the table's dtype, and the depth or 0.
+// Each way of keeping a moment by element is a type, so that a row's loop over columns is compiled
+// for the two it moves: it holds everything of them in registers and writes no estimate to memory.
+// Both take what a moment averages, a gradient or its square: add() is for sketches whose form is
+// linear, to which every row is added before any is read; move() moves the moment and returns the
+// estimate.
+struct NoMoment {
+  static constexpr bool kIsKept = false, kIsSketch = false;
+  NoMoment(const Moment&, const Place&, int64_t) {}
+  INLINE void add(int64_t, int64_t, Lanes) const {}
+  INLINE Lanes move(int64_t, int64_t, Lanes x) const { return x; }
+};
+
+template <int32_t T>
+struct ExactMoment {
+  static constexpr bool kIsKept = true, kIsSketch = false;
+  const Moment m;
+  const int64_t row_at;
+
+  ExactMoment(const Moment& moment, const Place&, int64_t row) : m(moment), row_at(row) {}
+  INLINE void add(int64_t, int64_t, Lanes) const {}
+
+  INLINE Lanes move(int64_t column, int64_t count, Lanes x) const {
+    const int32_t dtype = known_dtype<T>(m.dtype);
+    const Lanes old = load(m.data, dtype, row_at + column, count);
+    const Lanes moved = old + delta(m, old, x);
+    store(m.data, dtype, row_at + column, count, moved);
+    return moved;
+  }
+};
+
+// A sketch by element: a first moment is signed, a second one is not. T is the table's dtype, and
+// kDepth its depth, or kAny and 0 where they are known only when running.
 template <bool kIsFirst, int32_t T, int32_t kDepth>
-struct Table {
+struct SketchMoment {
+  static constexpr bool kIsKept = true, kIsSketch = true;
   const Moment m;
   const Place& place;
   const int64_t row_at;
 
-  Table(const Moment& moment, const Place& where, int64_t row)
+  SketchMoment(const Moment& moment, const Place& where, int64_t row)
       : m(moment), place(where), row_at(row) {}
 
   INLINE int32_t depth() const {
     if (m.depth < 1) __builtin_unreachable();
     return kDepth ? kDepth : m.depth;
   }
-  INLINE Lanes value(Lanes gradient) const { return kIsFirst ? gradient : gradient * gradient; }
+
+  INLINE int32_t dtype() const { return known_dtype<T>(m.dtype); }
 
   INLINE Lanes combine(const Lanes* readings) const {
     return kIsFirst ? median(readings, depth()) : least(readings, depth());
@@ -91,109 +122,46 @@ struct Table {
 
   INLINE void read(int64_t column, int64_t count, Lanes* readings) const {
     for (int32_t j = 0; j < depth(); ++j) {
-      readings[j] = load(m.data, T, place.at[j] + column, count) * m.scale;
+      readings[j] = load(m.data, dtype(), place.at[j] + column, count) * m.scale;
       if (kIsFirst) readings[j] *= place.sign[j];
     }
   }
 
   INLINE WordLanes rounding(int64_t column) const {
-    return T == kBFloat16 ? rounding_bits(m, row_at + column) : WordLanes{};
+    return dtype() == kBFloat16 ? rounding_bits(m, row_at + column) : WordLanes{};
   }
 
   INLINE void write(int64_t column, int64_t count, const Lanes* readings) const {
     const WordLanes up = rounding(column);
     for (int32_t j = 0; j < depth(); ++j) {
       const Lanes x = kIsFirst ? readings[j] * place.sign[j] : readings[j];
-      store_rounded(m.data, T, place.at[j] + column, count, x * m.inverse_scale, up);
+      store_rounded(m.data, dtype(), place.at[j] + column, count, x * m.inverse_scale, up);
     }
   }
 
   INLINE void add(int64_t column, int64_t count, Lanes x) const {
+    if (m.form != kLinear) return;
     const WordLanes up = rounding(column);
     for (int32_t j = 0; j < depth(); ++j) {
       const int64_t at = place.at[j] + column;
       const Lanes share = kIsFirst ? x * m.weight * place.sign[j] : x * m.weight;
-      const Lanes sum = load(m.data, T, at, count) + share * m.inverse_scale;
-      store_rounded(m.data, T, at, count, sum, up);
+      const Lanes sum = load(m.data, dtype(), at, count) + share * m.inverse_scale;
+      store_rounded(m.data, dtype(), at, count, sum, up);
     }
   }
-};
 
-// Moves one row and leaves its estimates in `out`, given its gradients.
-using MoveRow = void (*)(const Moment&, const Place&, int64_t row_at, Span,
-                         const float* gradient, float* out);
-
-template <bool kIsFirst, int32_t T>
-void move_exact(const Moment& moment, const Place&, int64_t row_at, Span columns,
-                const float* gradient, float* out) {
-  const Moment m = moment;
-  for_columns(columns.begin, columns.end, [&](int64_t c, int64_t count) ALWAYS {
-    const Lanes g = load(gradient, kFloat32, c, count);
-    const Lanes old = load(m.data, T, row_at + c, count);
-    const Lanes moved = old + delta(m, old, kIsFirst ? g : g * g);
-    store(m.data, T, row_at + c, count, moved);
-    store(out, kFloat32, c, count, moved);
-  });
-}
-
-template <bool kIsFirst, int32_t kForm, int32_t T, int32_t kDepth>
-void move_sketch(const Moment& moment, const Place& place, int64_t row_at, Span columns,
-                 const float* gradient, float* out) {
-  const Table<kIsFirst, T, kDepth> table(moment, place, row_at);
-  for_columns(columns.begin, columns.end, [&](int64_t c, int64_t count) ALWAYS {
-    const Lanes x = table.value(load(gradient, kFloat32, c, count));
+  INLINE Lanes move(int64_t column, int64_t count, Lanes x) const {
     Lanes readings[kDepth ? kDepth : kMaxDepth];
-    table.read(c, count, readings);
-    Lanes estimate;
-    if (kForm == kBucket) {
-      for (int32_t j = 0; j < table.depth(); ++j) readings[j] += delta(table.m, readings[j], x);
-      estimate = table.combine(readings);
-    } else {
-      estimate = table.combine(readings);
+    read(column, count, readings);
+    if (m.form == kLinear) return combine(readings);
+    if (m.form == kBucket) {
+      for (int32_t j = 0; j < depth(); ++j) readings[j] += delta(m, readings[j], x);
+      write(column, count, readings);
+      return combine(readings);
     }
-    if (kForm == kPaper) {
-      const Lanes moved = delta(table.m, estimate, x);
-      for (int32_t j = 0; j < table.depth(); ++j) readings[j] += moved;
-      estimate += moved;
-    }
-    if (kForm != kLinear) table.write(c, count, readings);
-    store(out, kFloat32, c, count, estimate);
-  });
-}
-
-// Linear form, first pass: adds one row to its buckets; `out` is not used.
-template <bool kIsFirst, int32_t T, int32_t kDepth>
-void add_row(const Moment& moment, const Place& place, int64_t row_at, Span columns,
-             const float* gradient, float*) {
-  const Table<kIsFirst, T, kDepth> table(moment, place, row_at);
-  for_columns(columns.begin, columns.end, [&](int64_t c, int64_t count) ALWAYS {
-    table.add(c, count, table.value(load(gradient, kFloat32, c, count)));
-  });
-}
-
-// The functions for a moment; nothing to call is a null pointer.
-struct Moves {
-  MoveRow add, move;
-};
-
-template <bool kIsFirst, int32_t T, int32_t kDepth>
-Moves sketch_moves(int32_t form) {
-  if (form == kPaper) return {nullptr, move_sketch<kIsFirst, kPaper, T, kDepth>};
-  if (form == kBucket) return {nullptr, move_sketch<kIsFirst, kBucket, T, kDepth>};
-  return {add_row<kIsFirst, T, kDepth>, move_sketch<kIsFirst, kLinear, T, kDepth>};
-}
-
-template <bool kIsFirst>
-Moves moves_of(const Moment& m) {
-  if (m.kind == kExact) {
-    if (m.dtype == kBFloat16) return {nullptr, move_exact<kIsFirst, kBFloat16>};
-    if (m.dtype == kFloat16) return {nullptr, move_exact<kIsFirst, kFloat16>};
-    return {nullptr, move_exact<kIsFirst, kFloat32>};
+    const Lanes estimate = combine(readings), moved = delta(m, estimate, x);
+    for (int32_t j = 0; j < depth(); ++j) readings[j] += moved;
+    write(column, count, readings);
+    return estimate + moved;
   }
-  if (!is_element_sketch(m)) return {nullptr, nullptr};
-  if (m.dtype == kBFloat16)
-    return m.depth == 3 ? sketch_moves<kIsFirst, kBFloat16, 3>(m.form)
-                        : sketch_moves<kIsFirst, kBFloat16, 0>(m.form);
-  return m.depth == 3 ? sketch_moves<kIsFirst, kFloat32, 3>(m.form)
-                      : sketch_moves<kIsFirst, kFloat32, 0>(m.form);
-}
+};

@@ -7,14 +7,15 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
-#include <type_traits>
 
 #include "by_row.h"
 #include "moment.h"
 
 namespace {
 
+constexpr int32_t kCommonDepth = 3;
 constexpr int64_t kRowsAhead = 4;        // how far prefetching runs before the work
+constexpr int64_t kStreams = 8;
 constexpr int64_t kPrefetchBytes = 256;  // the hardware goes on from there by itself
 
 Span share(int64_t total, int64_t part, int64_t parts) {
@@ -57,15 +58,16 @@ const float* gathered(const Step& s, int64_t r, Span columns, float* buffer) {
   const int64_t entry = first_entry(g, r) * s.dim;
   const int64_t entries = g.starts ? g.starts[r + 1] - g.starts[r] : 1;
   const void* values = g.values;
+  const int32_t dtype = known_dtype<P>(s.dtype);
   for_columns(columns.begin, columns.end, [&](int64_t c, int64_t count) ALWAYS {
-    store(buffer, kFloat32, c, count, load(values, P, entry + c, count));
+    store(buffer, kFloat32, c, count, load(values, dtype, entry + c, count));
   });
   for (int64_t i = 1; i < entries; ++i) {
     const int64_t* order = g.order + g.starts[r] + i;
-    if (i + 1 < entries) prefetch(values, P, order[1] * s.dim, columns);
+    if (i + 1 < entries) prefetch(values, dtype, order[1] * s.dim, columns);
     const int64_t more = order[0] * s.dim;
     for_columns(columns.begin, columns.end, [&](int64_t c, int64_t count) ALWAYS {
-      const Lanes sum = load(buffer, kFloat32, c, count) + load(values, P, more + c, count);
+      const Lanes sum = load(buffer, kFloat32, c, count) + load(values, dtype, more + c, count);
       store(buffer, kFloat32, c, count, sum);
     });
   }
@@ -76,7 +78,7 @@ const float* gathered(const Step& s, int64_t r, Span columns, float* buffer) {
     for_columns(columns.begin, columns.end, [&](int64_t c, int64_t count) ALWAYS {
       Lanes x = load(buffer, kFloat32, c, count) * sign;
       // Not where nothing decays: a weight that is not finite, times zero, would be NaN.
-      if (decay != 0.0f) x += load(rows, P, row_at + c, count) * decay;
+      if (decay != 0.0f) x += load(rows, dtype, row_at + c, count) * decay;
       store(buffer, kFloat32, c, count, x);
     });
   }
@@ -89,7 +91,7 @@ template <int32_t P>
 INLINE const float* gradient_of(const Step& s, int64_t r, Span columns, float* buffer) {
   const Gradient& g = s.gradient;
   const bool is_alone = !g.starts || g.starts[r + 1] - g.starts[r] == 1;
-  if (P == kFloat32 && is_alone && !s.is_maximizing && s.weight_decay == 0.0f)
+  if (known_dtype<P>(s.dtype) == kFloat32 && is_alone && !s.is_maximizing && s.weight_decay == 0.0f)
     return static_cast<const float*>(g.values) + first_entry(g, r) * s.dim;
   if (!is_alone && g.sums) return g.sums + g.slots[r] * s.dim;
   return gathered<P>(s, r, columns, buffer);
@@ -112,39 +114,43 @@ struct Places {
   }
 };
 
-template <int32_t P>
 INLINE void prefetch_row(const Step& s, int64_t r, Span columns) {
   const int64_t row_at = id_of(s, r) * s.dim;
   // Entries in their own order are a stream, which the hardware sees by itself.
   if (s.gradient.starts)
-    prefetch(s.gradient.values, P, first_entry(s.gradient, r) * s.dim, columns);
-  prefetch(s.parameter, P, row_at, columns);
-  if (s.first.kind == kExact) prefetch(s.first.data, P, row_at, columns);
-  if (s.second.kind == kExact) prefetch(s.second.data, P, row_at, columns);
+    prefetch(s.gradient.values, s.dtype, first_entry(s.gradient, r) * s.dim, columns);
+  prefetch(s.parameter, s.dtype, row_at, columns);
+  if (s.first.kind == kExact) prefetch(s.first.data, s.dtype, row_at, columns);
+  if (s.second.kind == kExact) prefetch(s.second.data, s.dtype, row_at, columns);
 }
 
-template <int32_t P, typename Visit>
+template <typename Visit>
 INLINE void for_rows(const Step& s, Span rows, Span columns, Visit visit) {
   const bool has_places = is_element_sketch(s.first) || is_element_sketch(s.second);
   Places places[2];
   if (has_places && rows.begin < rows.end) places[0].find(s, rows.begin, columns);
   for (int64_t r = rows.begin; r < rows.end; ++r) {
-    if (r + kRowsAhead < rows.end) prefetch_row<P>(s, r + kRowsAhead, columns);
+    if (r + kRowsAhead < rows.end) prefetch_row(s, r + kRowsAhead, columns);
     if (has_places && r + 1 < rows.end) places[(r - rows.begin + 1) % 2].find(s, r + 1, columns);
     visit(r, places[(r - rows.begin) % 2]);
   }
 }
 
-// Linear sketches by element: every row is added before any is read.
-template <int32_t P>
-void add_rows(const Step& s, MoveRow add_first, MoveRow add_second) {
+// First of two sweeps, for sketches that are linear.
+template <int32_t P, typename First, typename Second>
+void add_rows(const Step& s) {
   in_parallel(s, true, [&](Span rows, Span columns) {
     std::unique_ptr<float[]> buffer(new float[s.dim]);
-    for_rows<P>(s, rows, columns, [&](int64_t r, const Places& places) ALWAYS {
+    for_rows(s, rows, columns, [&](int64_t r, const Places& places) ALWAYS {
       const float* g = gradient_of<P>(s, r, columns, buffer.get());
       const int64_t row_at = id_of(s, r) * s.dim;
-      if (add_first) add_first(s.first, places.first, row_at, columns, g, nullptr);
-      if (add_second) add_second(s.second, places.second, row_at, columns, g, nullptr);
+      const First first(s.first, places.first, row_at);
+      const Second second(s.second, places.second, row_at);
+      for_columns(columns.begin, columns.end, [&](int64_t c, int64_t count) ALWAYS {
+        const Lanes x = load(g, kFloat32, c, count);
+        first.add(c, count, x);
+        second.add(c, count, x * x);
+      });
     });
   });
 }
@@ -152,120 +158,169 @@ void add_rows(const Step& s, MoveRow add_first, MoveRow add_second) {
 // A NaN stays one, as in torch.clamp: of two numbers that do not compare, the first is taken.
 INLINE Lanes clipped(Lanes x, float clip) { return larger(smaller(x, all(clip)), all(-clip)); }
 
-// The ratio form: a quotient in each hash row, and the median of the quotients.
-template <int32_t T>
-void ratio_row(const Step& s, const Places& places, Span columns, float* direction) {
-  const Table<true, T, 0> first(s.first, places.first, 0);
-  const Table<false, T, 0> second(s.second, places.second, 0);
-  const float second_root = s.second_root, eps = s.eps, clip = s.has_clip ? s.clip : INFINITY;
-  for_columns(columns.begin, columns.end, [&](int64_t c, int64_t count) ALWAYS {
-    Lanes quotients[kMaxDepth], squares[kMaxDepth];
-    first.read(c, count, quotients);
-    second.read(c, count, squares);
-    for (int32_t j = 0; j < first.depth(); ++j)
-      quotients[j] = clipped(quotients[j] / (root(squares[j]) / second_root + eps), clip);
-    store(direction, kFloat32, c, count, first.combine(quotients));
-  });
-}
-
-// The last part of a step: where the row goes, and the row moved there. `square` is a null pointer
-// where one number stands for the row (then `inverse` is what to multiply with), or none does.
-template <int32_t P, bool kHasSquare>
-INLINE void apply_row(const Step& s, int64_t row_at, Span columns, const float* gradient,
-               const float* numerator, const float* square, float inverse) {
-  void* rows = s.parameter;
-  const float shrink = s.shrink, step_size = s.step_size, eps = s.eps, root_of = s.second_root;
-  const float nesterov = s.has_nesterov ? s.nesterov : 0.0f, clip = s.clip;
-  const bool has_nesterov = s.has_nesterov, has_clip = s.has_clip && !s.is_ratio;
-  auto loop = [&](auto is_plain) ALWAYS {
-    for_columns(columns.begin, columns.end, [&](int64_t c, int64_t count) ALWAYS {
-      Lanes x = load(numerator, kFloat32, c, count);
-      if (!is_plain && has_nesterov) x = load(gradient, kFloat32, c, count) + x * nesterov;
-      if (kHasSquare) {
-        const Lanes size = root(load(square, kFloat32, c, count));
-        x /= (is_plain ? size : size / root_of) + eps;
-      } else {
-        x *= inverse;
-      }
-      if (!is_plain && has_clip) x = clipped(x, clip);
-      const Lanes old = load(rows, P, row_at + c, count);
-      store(rows, P, row_at + c, count, old * shrink - x * step_size);
-    });
-  };
-  if (has_nesterov || has_clip || (kHasSquare && root_of != 1.0f))
-    loop(std::false_type{});
-  else
-    loop(std::true_type{});
-}
-
+// The last part of a step: where a row goes, and the row moved there.
 template <int32_t P>
-void update_rows(const Step& s, MoveRow move_first, MoveRow move_second) {
+struct Applied {
+  void* const rows;
+  const int32_t dtype;
+  const float shrink, step_size, clip;
+  const bool has_clip;
+
+  explicit Applied(const Step& s)
+      : rows(s.parameter), dtype(s.dtype), shrink(s.shrink), step_size(s.step_size), clip(s.clip),
+        has_clip(s.has_clip && !s.is_ratio) {}
+
+  INLINE void operator()(int64_t at, int64_t count, Lanes direction) const {
+    if (has_clip) direction = clipped(direction, clip);
+    const Lanes old = load(rows, known_dtype<P>(dtype), at, count);
+    store(rows, known_dtype<P>(dtype), at, count, old * shrink - direction * step_size);
+  }
+};
+
+// The sweep in which rows move; a sketch by row has left its estimates in row_values.
+template <int32_t P, typename First, typename Second>
+void update_rows(const Step& s) {
   const bool by_column = is_item_wise(s.first) || is_item_wise(s.second);
+  const bool has_row_values = is_by_row(s.second);
+  const float eps = s.eps, second_root = s.second_root;
+  const float nesterov = s.has_nesterov ? s.nesterov : 0.0f;
   in_parallel(s, by_column, [&](Span rows, Span columns) {
-    std::unique_ptr<float[]> buffers(new float[3 * s.dim]);
-    float *summed = buffers.get(), *mean = summed + s.dim, *square = mean + s.dim;
-    for_rows<P>(s, rows, columns, [&](int64_t r, const Places& places) ALWAYS {
+    std::unique_ptr<float[]> buffer(new float[s.dim]);
+    const Applied<P> apply(s);
+    for_rows(s, rows, columns, [&](int64_t r, const Places& places) ALWAYS {
+      const float* g = gradient_of<P>(s, r, columns, buffer.get());
       const int64_t row_at = id_of(s, r) * s.dim;
-      const float* g = gradient_of<P>(s, r, columns, summed);
-      const float* numerator = g;
-      if (s.is_ratio) {
-        const auto ratio = s.first.dtype == kBFloat16 ? ratio_row<kBFloat16> : ratio_row<kFloat32>;
-        ratio(s, places, columns, mean);
-        apply_row<P, false>(s, row_at, columns, g, mean, nullptr, 1.0f);
-        return;
-      }
-      if (move_first) {
-        move_first(s.first, places.first, row_at, columns, g, mean);
-        numerator = mean;
-      }
-      if (move_second) {
-        move_second(s.second, places.second, row_at, columns, g, square);
-        apply_row<P, true>(s, row_at, columns, g, numerator, square, 1.0f);
-      } else {
-        const float inverse =
-            is_by_row(s.second) ? 1.0f / (std::sqrt(s.row_values[r]) / s.second_root + s.eps) : 1.0f;
-        apply_row<P, false>(s, row_at, columns, g, numerator, nullptr, inverse);
-      }
+      const First first(s.first, places.first, row_at);
+      const Second second(s.second, places.second, row_at);
+      const float inverse =
+          has_row_values ? 1.0f / (std::sqrt(s.row_values[r]) / second_root + eps) : 1.0f;
+      for_columns(columns.begin, columns.end, [&](int64_t c, int64_t count) ALWAYS {
+        const Lanes x = load(g, kFloat32, c, count);
+        Lanes direction = first.move(c, count, x);
+        if (First::kIsKept && nesterov != 0.0f) direction = x + direction * nesterov;
+        if (Second::kIsKept) {
+          const Lanes size = root(second.move(c, count, x * x));
+          direction /= (second_root == 1.0f ? size : size / second_root) + eps;
+        } else {
+          direction *= inverse;
+        }
+        apply(row_at + c, count, direction);
+      });
     });
   });
 }
 
-template <int32_t P>
+// The same for the ratio form: a quotient in each hash row, and the median of the quotients.
+template <int32_t P, typename First, typename Second>
+void update_rows_by_ratio(const Step& s) {
+  const float second_root = s.second_root, eps = s.eps, clip = s.has_clip ? s.clip : INFINITY;
+  in_parallel(s, false, [&](Span rows, Span columns) {
+    const Applied<P> apply(s);
+    for_rows(s, rows, columns, [&](int64_t r, const Places& places) ALWAYS {
+      const int64_t row_at = id_of(s, r) * s.dim;
+      const First first(s.first, places.first, row_at);
+      const Second second(s.second, places.second, row_at);
+      for_columns(columns.begin, columns.end, [&](int64_t c, int64_t count) ALWAYS {
+        Lanes quotients[kMaxDepth], squares[kMaxDepth];
+        first.read(c, count, quotients);
+        second.read(c, count, squares);
+        for (int32_t j = 0; j < first.depth(); ++j)
+          quotients[j] = clipped(quotients[j] / (root(squares[j]) / second_root + eps), clip);
+        apply(row_at + c, count, first.combine(quotients));
+      });
+    });
+  });
+}
+
+// One step whose moments are kept in these ways.
+template <int32_t P, typename First, typename Second>
 void run(const Step& s) {
-  if (is_by_row(s.second))
-    move_by_row(s.second, s.gradient.ids, s.gradient.rows, s.threads, s.row_values);
-  const Moves first = moves_of<true>(s.first), second = moves_of<false>(s.second);
-  if (first.add || second.add) add_rows<P>(s, first.add, second.add);
-  update_rows<P>(s, first.move, second.move);
+  if constexpr (First::kIsSketch || Second::kIsSketch)
+    if (is_linear(s.first) || is_linear(s.second)) add_rows<P, First, Second>(s);
+  if constexpr (First::kIsSketch && Second::kIsSketch)
+    if (s.is_ratio) return update_rows_by_ratio<P, First, Second>(s);
+  update_rows<P, First, Second>(s);
+}
+
+template <int32_t P>
+void run_without_sketches(const Step& s) {
+  const bool is_first = s.first.kind == kExact, is_second = s.second.kind == kExact;
+  if (is_first && is_second) return run<P, ExactMoment<P>, ExactMoment<P>>(s);
+  if (is_first) return run<P, ExactMoment<P>, NoMoment>(s);
+  if (is_second) return run<P, NoMoment, ExactMoment<P>>(s);
+  run<P, NoMoment, NoMoment>(s);
+}
+
+// With one sketch by element at least; where there are two, they are of the same dtype and depth
+// unless those are known only when running.
+template <int32_t P, int32_t T, int32_t kDepth>
+void run_with_sketches(const Step& s) {
+  using First = SketchMoment<true, T, kDepth>;
+  using Second = SketchMoment<false, T, kDepth>;
+  if (!is_element_sketch(s.first)) {
+    if (s.first.kind == kExact) return run<P, ExactMoment<P>, Second>(s);
+    return run<P, NoMoment, Second>(s);
+  }
+  if (is_element_sketch(s.second)) return run<P, First, Second>(s);
+  if (s.second.kind == kExact) return run<P, First, ExactMoment<P>>(s);
+  run<P, First, NoMoment>(s);
+}
+
+// Whether all sketches by element are of a dtype, and of the depth that has loops of its own.
+bool are_common(const Step& s, int32_t dtype) {
+  auto is_common = [&](const Moment& m) {
+    return !is_element_sketch(m) || (m.dtype == dtype && m.depth == kCommonDepth);
+  };
+  return s.dtype == kFloat32 && is_common(s.first) && is_common(s.second);
+}
+
+// What a look at a row finds: the sum of its squares, in sixteen times four lanes whatever the SIMD
+// level, and, as an integer, the largest of its numbers without their signs: infinity and NaN are
+// larger than any other.
+INLINE float square_sum(const float* g, int64_t dim, WordLanes& peak) {
+  Lanes sums[4] = {};
+  auto take = [&](int64_t c, int64_t count, Lanes& sum) ALWAYS {
+    const Lanes x = load(g, kFloat32, c, count);
+    const WordLanes size = bits_of(x) & 0x7fffffffu;
+    peak = peak < size ? size : peak;
+    sum += x * x;
+  };
+  int64_t c = 0;
+  for (; c + 4 * kLanes <= dim; c += 4 * kLanes)
+    for (int64_t i = 0; i < 4; ++i) take(c + i * kLanes, kLanes, sums[i]);
+  for (int64_t i = 0; c + i * kLanes < dim; ++i)
+    take(c + i * kLanes, std::min(kLanes, dim - c - i * kLanes), sums[i]);
+  return sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
+}
+
+// The rows in several places at once: a processor runs ahead of each place that is being read, but
+// only so far, and one alone does not fill the memory's bandwidth.
+template <typename Visit>
+INLINE void for_rows_in_streams(Span rows, Visit visit) {
+  const int64_t length = (rows.end - rows.begin + kStreams - 1) / kStreams;
+  for (int64_t at = 0; at < length; ++at)
+    for (int64_t r = rows.begin + at; r < rows.end; r += length) visit(r);
 }
 
 template <int32_t P>
 int32_t inspect(const Step& s) {
+  const Gradient& given = s.gradient;
   const bool wants_squares = is_by_row(s.second);
   int64_t refused = 0;
   in_parallel(s, false, [&](Span rows, Span columns) {
     std::unique_ptr<float[]> buffer(new float[s.dim]);
-    const float largest = s.largest_gradient;
-    IntLanes beyond{};
-    for (int64_t r = rows.begin; r < rows.end; ++r) {
-      if (r + kRowsAhead < rows.end)
-        prefetch(s.gradient.values, P, first_entry(s.gradient, r + kRowsAhead) * s.dim, columns);
-      const Gradient& given = s.gradient;
+    WordLanes peak{};
+    for_rows_in_streams(rows, [&](int64_t r) ALWAYS {
+      if (r + 1 < rows.end) prefetch(given.values, P, first_entry(given, r + 1) * s.dim, columns);
       const bool keeps = given.sums && given.starts[r + 1] - given.starts[r] > 1;
       const float* g = keeps ? gathered<P>(s, r, columns, given.sums + given.slots[r] * s.dim)
                              : gradient_of<P>(s, r, columns, buffer.get());
-      Lanes sums[4] = {};
-      for_columns(columns.begin, columns.end, [&](int64_t c, int64_t count) ALWAYS {
-        const Lanes x = load(g, kFloat32, c, count);
-        const Lanes size = x < 0.0f ? -x : x;
-        beyond |= ~(size <= largest);  // a NaN is not within either
-        sums[c / kLanes % 4] += x * x;
-      });
-      if (wants_squares)
-        s.row_values[r] = sum((sums[0] + sums[1]) + (sums[2] + sums[3])) / static_cast<float>(s.dim);
-    }
+      const float squares = square_sum(g, s.dim, peak);
+      if (wants_squares) s.row_values[r] = squares / static_cast<float>(s.dim);
+    });
+    const WordLanes largest = bits_of(all(s.largest_gradient));
     int64_t mine = 0;
-    for (int64_t i = 0; i < kLanes; ++i) mine += beyond[i] != 0;
+    for (int64_t i = 0; i < kLanes; ++i) mine += peak[i] > largest[i];
 #pragma omp atomic
     refused += mine;
   });
@@ -295,9 +350,17 @@ extern "C" int32_t sketchoptim_inspect(const Step* step) {
 }
 
 extern "C" void sketchoptim_step(const Step* step) {
-  switch (step->dtype) {
-    case kBFloat16: return run<kBFloat16>(*step);
-    case kFloat16: return run<kFloat16>(*step);
-    default: return run<kFloat32>(*step);
+  const Step& s = *step;
+  if (is_by_row(s.second))
+    move_by_row(s.second, s.gradient.ids, s.gradient.rows, s.threads, s.row_values);
+  if (is_element_sketch(s.first) || is_element_sketch(s.second)) {
+    if (are_common(s, kFloat32)) return run_with_sketches<kFloat32, kFloat32, kCommonDepth>(s);
+    if (are_common(s, kBFloat16)) return run_with_sketches<kFloat32, kBFloat16, kCommonDepth>(s);
+    return run_with_sketches<kAny, kAny, 0>(s);
+  }
+  switch (s.dtype) {
+    case kBFloat16: return run_without_sketches<kBFloat16>(s);
+    case kFloat16: return run_without_sketches<kFloat16>(s);
+    default: return run_without_sketches<kFloat32>(s);
   }
 }

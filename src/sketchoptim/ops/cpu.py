@@ -18,6 +18,8 @@ _EXACT, _ROW_WISE, _SKETCH = 1, 2, 3
 _FORMS = {"linear": 0, "paper": 1, "bucket": 2}
 _CONSERVATIVE = 3
 _MAX_DEPTH = 32
+# Waking a thread takes as long as one of them needs for about so many.
+_ELEMENTS_FOR_THREADS = 1 << 15
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
@@ -84,7 +86,6 @@ class NativeStepper:
     def prepare(self, gradient: Tensor, rule: Rule) -> "NativeStep":
         """The step along a gradient, its equal ids found, once its rows are known to exist."""
         call = self.call
-        call.threads = torch.get_num_threads()
         call.step_size, call.second_root, call.eps = rule.step_size, rule.second_root, rule.eps
         call.weight_decay, call.shrink = rule.weight_decay, rule.shrink
         call.is_maximizing, call.is_ratio = rule.maximize, rule.is_ratio
@@ -105,13 +106,16 @@ class NativeStep:
         if gradient.is_sparse:
             # A copy where values are expanded, as those of a summed output are.
             self.values = gradient._values().contiguous()
-            self._group(gradient._indices())
+            ids = gradient._indices()
+            _check(self.values, stepper.parameter.dtype, ids.numel() * stepper.dim)
+            self._group(ids)
         else:
             self.values = gradient
             call.ids, call.rows = None, stepper.rows
-        _check(self.values, stepper.parameter.dtype, self.values.shape[:1].numel() * stepper.dim)
         call.values = self.values.data_ptr()
         self.touched = int(call.rows)
+        is_worth_it = self.touched * stepper.dim >= _ELEMENTS_FOR_THREADS
+        stepper.call.threads = torch.get_num_threads() if is_worth_it else 1
         self.is_inspected = False
 
     def _group(self, ids: Tensor) -> None:

@@ -443,20 +443,27 @@ def _check_state(parameter: Tensor, state: State | None, storages: dict[Name, St
 
 
 def _check_gradient(parameter: Tensor, gradient: Tensor) -> None:
-    name = f"the gradient of the parameter of shape {list(parameter.shape)}"
+    """Raises unless the gradient is one for the parameter; errors are built when they are."""
     if not parameter.is_floating_point():
         raise TypeError(f"parameters must be real floating point, got {parameter.dtype}")
     if parameter.layout != torch.strided:
         raise TypeError(f"parameters must be dense tensors, got {parameter.layout}")
     if gradient.layout not in (torch.strided, torch.sparse_coo):
-        raise TypeError(f"{name} must be dense or sparse COO, got {gradient.layout}")
+        raise TypeError(f"{_gradient_of(parameter)} be dense or sparse COO, got {gradient.layout}")
     if gradient.shape != parameter.shape:
-        raise ValueError(f"{name} must have that shape, got {list(gradient.shape)}")
+        raise ValueError(f"{_gradient_of(parameter)} have that shape, got {list(gradient.shape)}")
     if gradient.dtype != parameter.dtype:
-        raise TypeError(f"{name} must be {parameter.dtype}, got {gradient.dtype}")
+        raise TypeError(f"{_gradient_of(parameter)} be {parameter.dtype}, got {gradient.dtype}")
     if gradient.device != parameter.device:
-        raise ValueError(f"{name} must be on {parameter.device}, got {gradient.device}")
+        raise ValueError(
+            f"{_gradient_of(parameter)} be on {parameter.device}, got {gradient.device}"
+        )
     if gradient.is_sparse and gradient.sparse_dim() != 1:
         raise ValueError(
-            f"{name} must be sparse in rows alone (sparse_dim 1), got {gradient.sparse_dim()}"
+            f"{_gradient_of(parameter)} be sparse in rows alone (sparse_dim 1), "
+            f"got {gradient.sparse_dim()}"
         )
+
+
+def _gradient_of(parameter: Tensor) -> str:
+    return f"the gradient of the parameter of shape {list(parameter.shape)} must"

@@ -68,14 +68,15 @@ class WordLaw:
 
     @classmethod
     def from_file(cls, path: Path, *, rows: int) -> "WordLaw":
-        """The law of a NumPy file of counts, at least `rows` of them."""
+        """The law of a NumPy file of counts, at least `rows` of them, in any order."""
         counts = np.load(path).astype(np.float64)
         if counts.ndim != 1 or counts.size < rows or not (counts > 0).all():
             raise ValueError(
                 f"{path} must hold at least {rows} positive counts in one dimension, "
                 f"got shape {counts.shape}; take smaller tables or another file"
             )
-        return cls(counts, source=path.name)
+        # Vocabularies are sorted by count, as the log-uniform sampler needs them; files may not be.
+        return cls(np.sort(counts)[::-1], source=path.name)
 
     @classmethod
     def zipf(cls, *, rows: int) -> "WordLaw":
