@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 import sketchoptim as so
-from sketchoptim.experiments.data import Corpus, read_wikitext, segments
+from sketchoptim.experiments.data import Corpus, read_python_sources, read_wikitext, segments
 from sketchoptim.experiments.models import LanguageModel, ModelSettings
 from sketchoptim.moments import open_moment
 from sketchoptim.moments.sketched import SketchedMoment
@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Trains under each plan, prints the table and writes the JSON."""
     options = parsed(arguments)
     torch.set_num_threads(1)
-    corpus = read_wikitext(options.data)
+    corpus = read_python_sources() if options.python else read_wikitext(options.data)
     results = []
     for granularity in ("row", "element"):
         for ratio in RATIOS:
@@ -71,6 +71,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     data = os.environ.get("SKETCHOPTIM_DATA", "../shared/data")
     parser.add_argument("--data", type=Path, default=Path(data) / "wikitext-2", help="folder")
+    parser.add_argument("--python", action="store_true", help="train on Python's own sources")
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--dim", type=int, default=128)
     parser.add_argument("--lr", type=float, default=0.03, help="of the tables")

@@ -102,6 +102,17 @@ def test_a_plan_of_our_own_optimizer_is_for_that_kind():
     assert plan.memory.keys() == {"parameter 0"}
 
 
+def test_the_decay_of_a_given_optimizer_is_taken_from_it():
+    table = nn.Parameter(torch.zeros(5000, 8))
+    slow, fast = (
+        so.plan(torch.optim.SparseAdam([("table", table)], betas=(0.9, beta2)), "2KB")
+        for beta2 in (0.999, 0.5)
+    )
+    assert slow == so.plan([("table", (5000, 8))], "2KB", beta2=0.999)
+    assert fast == so.plan([("table", (5000, 8))], "2KB", beta2=0.5)
+    assert fast != slow
+
+
 def test_dense_parameters_are_exact_and_counted():
     plan = so.plan(Small(), "10MB")
     dense = next(p for p in plan.parameters if p.name == "dense.weight")

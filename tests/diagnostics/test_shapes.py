@@ -117,3 +117,10 @@ def test_anything_else_is_refused(pairs):
 def test_names_must_be_distinct():
     with pytest.raises(ValueError, match="names must be distinct"):
         parameter_shapes([("a", (2, 2)), ("a", (3, 2))])
+
+
+def test_an_optimizer_before_its_first_gradient_does_not_tell_its_tables():
+    optimizer = torch.optim.Adam(nn.Embedding(9, 2, sparse=True).named_parameters())
+    with pytest.raises(ValueError, match="must have gradients, which tell tables from dense"):
+        parameter_shapes(optimizer)
+    assert [shape.is_table for shape in parameter_shapes(optimizer, ["weight"])] == [True]

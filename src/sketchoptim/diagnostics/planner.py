@@ -62,7 +62,7 @@ def plan(
         ids_per_step: Ids looked up in a step, repeated ones included.
         granularity: "row" keeps the mean over a row, "element" a number for each column.
         first: A storage for the tables' first moment, which are without one by default.
-        beta2: Decay of the second moment; the optimizer's default if None.
+        beta2: Decay of the second moment; that of the optimizer, or its default, if None.
         steps: Of training, for which errors are predicted.
 
     >>> shapes = [("embedding", (33_278, 256)), ("softmax", (33_278, 256))]
@@ -78,7 +78,7 @@ def plan(
     names = _moment_names(model_or_shapes, kind)
     parameters = parameter_shapes(model_or_shapes, tables)
     allowed = budget_bytes(budget, sum(exact_bytes(parameter, names) for parameter in parameters))
-    decay = _DECAYS[kind] if beta2 is None else beta2
+    decay = _decay(model_or_shapes, kind) if beta2 is None else beta2
     known = _Known(counts or {}, ids or {}, zipf, ids_per_step, decay, steps)
     known.check(parameters)
     ladders = [
@@ -222,6 +222,15 @@ def _moment_names(source: Source, kind: str) -> tuple[Name, ...]:
         has_momentum = any(group.get("momentum") for group in source.param_groups)
         return SGD.moment_names if has_momentum else ()
     return _OPTIMIZERS[kind].moment_names
+
+
+def _decay(source: Source, kind: str) -> float:
+    """The decay of the second moment that an optimizer has, or would have."""
+    decay = _DECAYS[kind]
+    if isinstance(source, torch.optim.Optimizer):
+        group = source.param_groups[0]
+        decay = group.get("alpha", group.get("betas", (None, decay))[1])
+    return float(decay)
 
 
 def _named(given: Any, name: str, otherwise: Any) -> Any:

@@ -68,6 +68,7 @@ def parameter_shapes(source: Source, tables: Iterable[str] | None = None) -> lis
     if not names:
         raise ValueError("there must be at least one parameter, got none")
     if tables is None:
+        _check_told(source)
         return found
     chosen = {tables} if isinstance(tables, str) else set(tables)
     if unknown := sorted(chosen.difference(names)):
@@ -100,6 +101,21 @@ def _of_optimizer(optimizer: torch.optim.Optimizer) -> Iterator[ParameterShape]:
         is_sparse = parameter.grad is not None and parameter.grad.is_sparse
         is_table = is_sparse or bool(group.get("compress_dense"))
         yield _of_tensor(name, parameter, is_table or isinstance(optimizer, torch.optim.SparseAdam))
+
+
+def _check_told(source: Source) -> None:
+    """Raises where an optimizer does not tell which of its parameters are tables."""
+    if not isinstance(source, torch.optim.Optimizer):
+        return
+    told = isinstance(source, torch.optim.SparseAdam) or any(
+        group.get("compress_dense") or parameter.grad is not None
+        for _, parameter, group in named_parameters(source)
+    )
+    if not told:
+        raise ValueError(
+            "the optimizer's parameters must have gradients, which tell tables from dense "
+            "parameters, got none; name the tables, or plan for the model"
+        )
 
 
 def _of_tensor(name: str, parameter: Tensor, is_table: bool) -> ParameterShape:
