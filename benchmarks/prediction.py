@@ -53,6 +53,8 @@ def main(arguments: list[str] | None = None) -> None:
     if options.json is not None:
         report = {"command": [Path(sys.argv[0]).name, *sys.argv[1:]], "results": results}
         options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    # the first steps touch each row once, and the widest sketches have no error at all
+    results = [result for result in results if result["error"][1]]
     errors, rows = ([result[name] for result in results] for name in ("error", "row"))
     rows = [pair for pair in rows if max(pair) > NEGLIGIBLE]
     print(
@@ -199,7 +201,7 @@ def trained(
 def as_line(result: dict[str, Any]) -> str:
     """One table's numbers, foretold / measured = ratio."""
     pairs = [
-        f"{name} {foretold:9.4f} / {seen:9.4f} = {foretold / seen:5.2f}"
+        f"{name} {foretold:9.4f} / {seen:9.4f} = {foretold / seen if seen else math.nan:5.2f}"
         for name in ("error", "row")
         for foretold, seen in [result[name]]
     ]
