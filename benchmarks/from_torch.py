@@ -189,7 +189,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
     bottom.set_ylabel("ours - torch, nats a word")
     bottom.set_xlabel("step")
     top.set_title("WikiText-2: converted halfway, and left alone")
-    figure.savefig(path, dpi=130)
+    figure.savefig(path, dpi=100)
     plt.close(figure)
 
 

@@ -143,7 +143,7 @@ def draw(path: Path) -> None:
     report = json.loads(path.read_text(encoding="utf-8"))
     for name, drawn in (("power_law", midpoints), ("top_rows", tops), ("shadow", errors)):
         figure = drawn(report)
-        figure.savefig(path.with_name(f"{name}.png"), dpi=130)
+        figure.savefig(path.with_name(f"{name}.png"), dpi=100)
         plt.close(figure)
 
 
@@ -237,7 +237,7 @@ def errors(report: dict[str, Any]) -> Any:
                 )  # fmt: skip
             axes.set(title=title, ylabel=label)
             axes.grid(alpha=0.3, which="both")
-        line[0].legend(fontsize=8)
+        line[0].legend(fontsize=7, loc="lower right")
     for axes in grid[-1]:
         axes.set_xlabel("step")
     figure.suptitle(f"WikiText-2, Adam's moments of the {SHADOWED}, 33,278 x 256")

@@ -134,6 +134,15 @@ def test_nothing_of_the_size_of_the_parameter_is_made():
     assert largest < weight.nbytes / 4
 
 
+@pytest.mark.parametrize("shape", [(0, 3), (4, 0)])
+def test_a_parameter_without_elements_is_left_out(shape):
+    weight = nn.Parameter(torch.zeros(shape))
+    optimizer = so.Adam([{"params": [weight], "memory": "lean"}])
+    weight.grad = torch.zeros(shape)
+    optimizer.step()
+    assert so.diagnose(optimizer).findings == ()
+
+
 def test_before_the_first_step_there_are_no_moments():
     optimizer = so.Adam(nn.Embedding(10, 2, sparse=True).parameters())
     assert so.diagnose(optimizer).findings == ()

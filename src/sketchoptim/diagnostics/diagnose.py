@@ -127,6 +127,8 @@ def diagnose(subject: Optimizer | Tensor, *, since: Diagnosis | None = None) -> 
 
 def _findings(optimizer: Optimizer) -> Iterator[Finding]:
     for name, parameter, group in named_parameters(optimizer):
+        if not parameter.numel():
+            continue  # of which there is nothing to know
         gradient = parameter.grad
         if gradient is not None:
             yield Finding(parameter=name, quantity="gradient", power_law=power_law(gradient))
