@@ -9,7 +9,9 @@ from torch.optim import adam as torch_adam
 from ..moments import Average
 from ..ops import Rule
 from ..storage import Memory
-from .base import Group, Optimizer, State, check_number
+from .base import Group, Optimizer
+from .checks import check_number
+from .slot import State
 
 
 class Adam(Optimizer):

@@ -5,7 +5,7 @@ import itertools
 import math
 import warnings
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple, overload
+from typing import Any, ClassVar, overload
 
 import torch
 from torch import Tensor
@@ -15,68 +15,16 @@ from torch._compile import _disable_dynamo
 from torch.optim import optimizer as torch_optimizer
 
 from .. import moments, ops
-from ..moments import Moments, Name, Table
+from ..moments import Name, Table
 from ..ops import Rule
-from ..storage import PRESETS, Exact, Memory, Sketched, Storage
-from . import checkpoint
+from ..storage import PRESETS, Memory, Sketched, Storage
+from . import checkpoint, checks
+from .slot import Slot, State, Work, parts
 
 Group = dict[str, Any]
-State = dict[str, Any]
 
 _EXACT = PRESETS["exact"]
 _REFUSED_FLAGS = ("amsgrad", "centered", "foreach", "fused", "capturable", "differentiable")
-
-
-class _Slot:
-    """What a parameter's steps share, kept between them while what it rests on stays in place."""
-
-    def __init__(
-        self, parameter: Tensor, memory: Memory, storages: dict[Name, Storage], state: State
-    ) -> None:
-        self.parameter, self.memory, self.storages = parameter, memory, storages
-        self.state = state
-        self.opened = {
-            name: moments.open_moment(storage, name, _parts(state, name))
-            for name, storage in storages.items()
-        }
-        # A compressed moment would carry a NaN on to other rows, so it must never see one.
-        self.is_exact = all(isinstance(storage, Exact) for storage in storages.values())
-        self.count: Any = state["step"].numpy()  # the same memory
-        self.layout = parameter.shape, parameter.dtype
-        tensors = {key: it for key, it in state.items() if isinstance(it, Tensor)}
-        self.places = [(key, it, _place(it)) for key, it in tensors.items()]
-        self.place = _place(parameter)
-        self.stepper: ops.Stepper | None = None
-
-    def is_current(self, memory: Memory, storages: dict[Name, Storage], state: State) -> bool:
-        """Whether parameter, state and memory are those of the step before, where they were."""
-        return (
-            memory is self.memory
-            and storages == self.storages
-            and state is self.state
-            and _place(self.parameter) == self.place
-            and self.layout == (self.parameter.shape, self.parameter.dtype)
-            and all(state.get(key) is it and _place(it) == at for key, it, at in self.places)
-        )
-
-    def prepare(self, rule: Rule) -> ops.Step:
-        """The next step of the parameter, checked."""
-        gradient = self.parameter.grad
-        assert gradient is not None
-        if self.stepper is None or not self.stepper.takes(gradient):
-            opened = Moments(self.opened.get("first"), self.opened.get("second"))
-            self.stepper = ops.stepper(self.parameter, gradient, opened)
-        return self.stepper.prepare(gradient, rule)
-
-
-class _Work(NamedTuple):
-    """One parameter's step, checked and ready to be done."""
-
-    slot: _Slot
-    rule: Rule
-    step: ops.Step
-    number: int
-    is_skipped: bool
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -92,16 +40,16 @@ class Optimizer(torch.optim.Optimizer):
 
     def __init__(self, params: Any, *, memory: str | Memory, **options: Any) -> None:
         self._warned: set[Tensor] = set()
-        self._slots: dict[Tensor, _Slot] = {}
+        self._slots: dict[Tensor, Slot] = {}
         super().__init__(params, {**options, "memory": Memory.of(memory)})
 
     # -- what a subclass gives ---------------------------------------------------------------
 
     def _check_options(self, group: Group) -> None:
         """Raises where an option is out of range; called for new groups and before each step."""
-        check_number("lr", group["lr"])
-        check_number("weight_decay", group["weight_decay"])
-        check_flag("maximize", group["maximize"])
+        checks.check_number("lr", group["lr"])
+        checks.check_number("weight_decay", group["weight_decay"])
+        checks.check_flag("maximize", group["maximize"])
         if not isinstance(group["memory"], Memory):
             raise TypeError(f"memory of a group must be a Memory, got {group['memory']!r}")
         if group["nonfinite"] not in ("raise", "skip"):
@@ -167,7 +115,7 @@ class Optimizer(torch.optim.Optimizer):
                 "shape": torch.tensor(parameter.shape, dtype=torch.int64, device="cpu"),
             }
         for name, storage in self.storages(group, memory).items():
-            if not _parts(state, name):  # SGD's momentum may be switched on later
+            if not parts(state, name):  # SGD's momentum may be switched on later
                 tensors = moments.create(storage, self._table(parameter), fill=self._fill(group))
                 fresh |= {f"{name}_{part}": tensor for part, tensor in tensors.items()}
         return {**state, **fresh} if fresh else state
@@ -215,7 +163,7 @@ class Optimizer(torch.optim.Optimizer):
                     parameters, states = [it.parameter for it in exact], [it.state for it in exact]
                     self._torch_step_(group, parameters, states)
             for work in works:
-                _step_rows_(work)
+                work.run_()
         # Last of all, since a warning may be an error, and a step must not stop halfway.
         for _, works in checked:
             for work in works:
@@ -247,14 +195,14 @@ class Optimizer(torch.optim.Optimizer):
 
         return wrapper
 
-    def _checked(self, group: Group) -> tuple[list[_Slot], list[_Work]]:
+    def _checked(self, group: Group) -> tuple[list[Slot], list[Work]]:
         """The group's parameters with a gradient: those for torch.optim, and those for `ops`."""
         self._check_options(group)
         exact, works = [], []
         for parameter in group["params"]:
             if parameter.grad is None:
                 continue
-            _check_gradient(parameter, parameter.grad)
+            checks.check_gradient(parameter, parameter.grad)
             slot = self._slot(parameter, group)
             is_dense = not parameter.grad.is_sparse
             is_plain = slot.memory.clip is None and slot.storages == self.storages(group, _EXACT)
@@ -264,17 +212,17 @@ class Optimizer(torch.optim.Optimizer):
                 works.append(self._work(slot, group))
         return exact, works
 
-    def _slot(self, parameter: Tensor, group: Group) -> _Slot:
+    def _slot(self, parameter: Tensor, group: Group) -> Slot:
         """The slot of the step before, or a new one for what has changed since then."""
         memory = self._memory(parameter, group)
         storages = self.storages(group, memory)
         slot, state = self._slots.get(parameter), self.state.get(parameter)
         if slot is not None and state and slot.is_current(memory, storages, state):
             return slot
-        _check_state(parameter, state, storages)
-        return _Slot(parameter, memory, storages, self._state_of(parameter, group, memory))
+        checks.check_state(parameter, state, storages)
+        return Slot(parameter, memory, storages, self._state_of(parameter, group, memory))
 
-    def _work(self, slot: _Slot, group: Group) -> _Work:
+    def _work(self, slot: Slot, group: Group) -> Work:
         number = int(slot.count) + 1
         assert slot.parameter.grad is not None
         is_sparse = slot.parameter.grad.is_sparse
@@ -287,9 +235,9 @@ class Optimizer(torch.optim.Optimizer):
                 f"finite and within {ops.LARGEST_GRADIENT:.2g}, got NaN, inf or more; the step is "
                 'refused and nothing has changed. nonfinite="skip" skips and counts such steps'
             )
-        return _Work(slot, rule, step, number, is_refused)
+        return Work(slot, rule, step, number, is_refused)
 
-    def _warn_of_load(self, work: _Work) -> None:
+    def _warn_of_load(self, work: Work) -> None:
         """Warns once for a parameter whose sketched first moment is too small to be stable."""
         slot, parameter = work.slot, work.slot.parameter
         if not isinstance(slot.storages.get("first"), Sketched) or work.rule.first is None:
@@ -377,93 +325,3 @@ class Optimizer(torch.optim.Optimizer):
             for parameter, key in zip(group["params"], saved["params"], strict=True):
                 if key in loaded["state"]:
                     self.state[parameter] = checkpoint.restored(parameter, loaded["state"][key])
-
-
-def check_number(name: str, value: Any, *, least: float = 0.0, below: float = math.inf) -> None:
-    """Raises unless ``least <= value < below``; a tensor of one element counts as its number."""
-    if isinstance(value, Tensor) and value.numel() == 1:
-        value = value.item()
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name} must be a number, got {value!r}")
-    if not least <= value < below:
-        allowed = f">= {least:g} and finite" if below == math.inf else f"in [{least:g}, {below:g})"
-        raise ValueError(f"{name} must be {allowed}, got {value}")
-
-
-def check_flag(name: str, value: Any) -> None:
-    """Raises unless the value is True or False."""
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False, got {value!r}")
-
-
-def _step_rows_(work: _Work) -> None:
-    slot, state = work.slot, work.slot.state
-    if work.is_skipped:
-        state["skipped"] = state.get("skipped", 0) + 1
-        return
-    slot.count += 1
-    if slot.parameter.numel():
-        work.step.run_()
-    for name, moment in slot.opened.items():
-        moment.maintain_(work.number)
-        state |= {f"{name}_{part}": tensor for part, tensor in moment.tensors.items()}
-
-
-def _place(tensor: Tensor) -> int:
-    """Where the tensor's numbers are in memory; 0 where it has none of its own."""
-    return tensor.data_ptr() if type(tensor) in (Tensor, torch.nn.Parameter) else 0
-
-
-def _parts(state: State, name: Name) -> dict[str, Tensor]:
-    """The tensors of one moment, by the name of their part."""
-    prefix = f"{name}_"
-    return {key.removeprefix(prefix): it for key, it in state.items() if key.startswith(prefix)}
-
-
-def _check_state(parameter: Tensor, state: State | None, storages: dict[Name, Storage]) -> None:
-    if not state:
-        return
-    name = f"the parameter of shape {list(parameter.shape)}"
-    remedy = "build the optimizer after the model is resized or converted"
-    if state["shape"].tolist() != list(parameter.shape):
-        raise ValueError(f"{name} had shape {state['shape'].tolist()} in earlier steps; {remedy}")
-    for key in ("first_values", "second_values"):
-        kept = state[key].dtype if key in state else parameter.dtype
-        if kept != parameter.dtype:
-            raise TypeError(
-                f"{name} is {parameter.dtype} but was {kept} in earlier steps; {remedy}"
-            )
-    for moment, storage in storages.items():
-        parts = _parts(state, moment)
-        if parts and not moments.fits(storage, parameter.shape[1:].numel(), parts):
-            raise ValueError(
-                f"the {moment} moment of {name} must be kept as in earlier steps, got {storage}; "
-                "build a new optimizer to change the memory of a group"
-            )
-
-
-def _check_gradient(parameter: Tensor, gradient: Tensor) -> None:
-    """Raises unless the gradient is one for the parameter; errors are built when they are."""
-    if not parameter.is_floating_point():
-        raise TypeError(f"parameters must be real floating point, got {parameter.dtype}")
-    if parameter.layout != torch.strided:
-        raise TypeError(f"parameters must be dense tensors, got {parameter.layout}")
-    if gradient.layout not in (torch.strided, torch.sparse_coo):
-        raise TypeError(f"{_gradient_of(parameter)} be dense or sparse COO, got {gradient.layout}")
-    if gradient.shape != parameter.shape:
-        raise ValueError(f"{_gradient_of(parameter)} have that shape, got {list(gradient.shape)}")
-    if gradient.dtype != parameter.dtype:
-        raise TypeError(f"{_gradient_of(parameter)} be {parameter.dtype}, got {gradient.dtype}")
-    if gradient.device != parameter.device:
-        raise ValueError(
-            f"{_gradient_of(parameter)} be on {parameter.device}, got {gradient.device}"
-        )
-    if gradient.is_sparse and gradient.sparse_dim() != 1:
-        raise ValueError(
-            f"{_gradient_of(parameter)} be sparse in rows alone (sparse_dim 1), "
-            f"got {gradient.sparse_dim()}"
-        )
-
-
-def _gradient_of(parameter: Tensor) -> str:
-    return f"the gradient of the parameter of shape {list(parameter.shape)} must"

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from .base import check_number
+from .checks import check_number
 
 
 @torch.no_grad()

@@ -13,11 +13,12 @@ from ..rows import of_gradient
 from ..storage import PRESETS, Memory, Sketched
 from .adagrad import Adagrad
 from .adam import Adam, AdamW
-from .base import Group, Optimizer, State
+from .base import Group, Optimizer
 from .opened import named_parameters, opened_moments, row_parts
 from .rmsprop import RMSprop
 from .schedulers import checked_schedulers, hand_over_
 from .sgd import SGD
+from .slot import State
 
 # By kind of torch.optim: ours, and what it calls the moments.
 _ADAM: dict[Name, str] = {"first": "exp_avg", "second": "exp_avg_sq"}

@@ -10,6 +10,7 @@ from .. import moments
 from ..moments import Moment, Name
 from ..rows import CHUNK_ELEMENTS
 from .base import Group, Optimizer
+from .slot import parts
 
 
 def opened_moments(optimizer: Optimizer, parameter: Tensor, group: Group) -> dict[Name, Moment]:
@@ -18,10 +19,9 @@ def opened_moments(optimizer: Optimizer, parameter: Tensor, group: Group) -> dic
     storages = optimizer.storages(group, optimizer._memory(parameter, group))
     opened: dict[Name, Moment] = {}
     for name, storage in storages.items():
-        prefix = f"{name}_"
-        parts = {key.removeprefix(prefix): state[key] for key in state if key.startswith(prefix)}
-        if parts:  # SGD's momentum may have been switched on since the last step
-            opened[name] = moments.open_moment(storage, name, parts)
+        kept = parts(state, name)
+        if kept:  # SGD's momentum may have been switched on since the last step
+            opened[name] = moments.open_moment(storage, name, kept)
     return opened
 
 

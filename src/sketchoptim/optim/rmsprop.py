@@ -8,7 +8,9 @@ from torch.optim import rmsprop as torch_rmsprop
 from ..moments import Average
 from ..ops import Rule
 from ..storage import Memory
-from .base import Group, Optimizer, State, check_number
+from .base import Group, Optimizer
+from .checks import check_number
+from .slot import State
 
 
 class RMSprop(Optimizer):

@@ -8,7 +8,9 @@ from torch.optim import sgd as torch_sgd
 from ..moments import Average, Name
 from ..ops import Rule
 from ..storage import Memory, Storage
-from .base import Group, Optimizer, State, check_flag, check_number
+from .base import Group, Optimizer
+from .checks import check_flag, check_number
+from .slot import State
 
 
 class SGD(Optimizer):

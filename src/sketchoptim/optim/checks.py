@@ -1,0 +1,78 @@
+"""What must hold of options, gradients and state before a step; errors say what to do."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import moments
+from ..moments import Name
+from ..storage import Storage
+from .slot import State, parts
+
+
+def check_number(name: str, value: Any, *, least: float = 0.0, below: float = math.inf) -> None:
+    """Raises unless ``least <= value < below``; a tensor of one element counts as its number."""
+    if isinstance(value, Tensor) and value.numel() == 1:
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    if not least <= value < below:
+        allowed = f">= {least:g} and finite" if below == math.inf else f"in [{least:g}, {below:g})"
+        raise ValueError(f"{name} must be {allowed}, got {value}")
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Raises unless the value is True or False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+
+
+def check_state(parameter: Tensor, state: State | None, storages: dict[Name, Storage]) -> None:
+    if not state:
+        return
+    name = f"the parameter of shape {list(parameter.shape)}"
+    remedy = "build the optimizer after the model is resized or converted"
+    if state["shape"].tolist() != list(parameter.shape):
+        raise ValueError(f"{name} had shape {state['shape'].tolist()} in earlier steps; {remedy}")
+    for key in ("first_values", "second_values"):
+        dtype = state[key].dtype if key in state else parameter.dtype
+        if dtype != parameter.dtype:
+            raise TypeError(
+                f"{name} is {parameter.dtype} but was {dtype} in earlier steps; {remedy}"
+            )
+    for moment, storage in storages.items():
+        kept = parts(state, moment)
+        if kept and not moments.fits(storage, parameter.shape[1:].numel(), kept):
+            raise ValueError(
+                f"the {moment} moment of {name} must be kept as in earlier steps, got {storage}; "
+                "build a new optimizer to change the memory of a group"
+            )
+
+
+def check_gradient(parameter: Tensor, gradient: Tensor) -> None:
+    """Raises unless the gradient is one for the parameter; errors are built when they are."""
+    if not parameter.is_floating_point():
+        raise TypeError(f"parameters must be real floating point, got {parameter.dtype}")
+    if parameter.layout != torch.strided:
+        raise TypeError(f"parameters must be dense tensors, got {parameter.layout}")
+    if gradient.layout not in (torch.strided, torch.sparse_coo):
+        raise TypeError(f"{_gradient_of(parameter)} be dense or sparse COO, got {gradient.layout}")
+    if gradient.shape != parameter.shape:
+        raise ValueError(f"{_gradient_of(parameter)} have that shape, got {list(gradient.shape)}")
+    if gradient.dtype != parameter.dtype:
+        raise TypeError(f"{_gradient_of(parameter)} be {parameter.dtype}, got {gradient.dtype}")
+    if gradient.device != parameter.device:
+        raise ValueError(
+            f"{_gradient_of(parameter)} be on {parameter.device}, got {gradient.device}"
+        )
+    if gradient.is_sparse and gradient.sparse_dim() != 1:
+        raise ValueError(
+            f"{_gradient_of(parameter)} be sparse in rows alone (sparse_dim 1), "
+            f"got {gradient.sparse_dim()}"
+        )
+
+
+def _gradient_of(parameter: Tensor) -> str:
+    return f"the gradient of the parameter of shape {list(parameter.shape)} must"
