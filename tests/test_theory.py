@@ -86,6 +86,17 @@ def test_the_errors_of_both_kinds_of_count_min_stay_below_the_guarantee():
         assert worse / 20_000 <= guarantee.delta
 
 
+def test_the_form_of_the_paper_can_underestimate():
+    table = torch.nn.Parameter(torch.zeros(2, 1))
+    paper = so.Sketched(width=1, granularity="element", decay="paper")
+    optimizer = so.RMSprop([table], alpha=0.5, memory=so.Memory(second=paper))
+    for row, gradient in ((0, 1.0), (1, 0.0)):
+        table.grad = gradients.sparse(torch.tensor([row]), torch.tensor([[gradient]]), (2, 1))
+        optimizer.step()
+    # row 0 has 0.5 and was not touched again, but row 1, which has nothing, halved their bucket
+    assert optimizer.state[table]["second_table"].flatten().tolist() == [0.25] * 3
+
+
 # A run whose constants are all known: f(x) is the sum over rows of p * sum of sqrt(1 + x^2) over
 # the row's columns. Rows are drawn with probability p, the gradient of one is at most 1 in each
 # column, and that of f is Lipschitz with the largest p.
