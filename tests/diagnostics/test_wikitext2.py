@@ -1,0 +1,61 @@
+"""What sketches say of themselves on real text, beside the truth."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+import sketchoptim as so
+from sketchoptim.diagnostics import Shadow
+from sketchoptim.experiments.data import read_wikitext
+from sketchoptim.experiments.methods import Method
+from sketchoptim.experiments.models import ModelSettings
+from sketchoptim.experiments.tasks import NextWords
+from sketchoptim.experiments.train import Training, TrainSettings
+
+DATA = Path(os.environ.get("SKETCHOPTIM_DATA", Path(__file__).parents[3] / "shared" / "data"))
+
+pytestmark = pytest.mark.skipif(
+    not (DATA / "wikitext-2").is_dir(),
+    reason=f"WikiText-2 is not at {DATA / 'wikitext-2'}; set SKETCHOPTIM_DATA to its parent folder",
+)
+
+LINEAR = so.Sketched(granularity="element", ratio=1 / 50)
+# By how much an estimate may be off. The error of a wide table is that of a few rows which share
+# all their buckets with heavy ones: a matter of luck, and of some percent of the truth.
+MEMORIES = {
+    "lean": (so.Memory.of("lean"), 3.0),
+    "lean, a fiftieth": (so.Memory(second=so.Sketched(ratio=1 / 50, conservative=True)), 1.5),
+    "linear, a fiftieth": (so.Memory(first=LINEAR, second=LINEAR, clip=1.0), 1.3),
+}
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    return read_wikitext(DATA / "wikitext-2")
+
+
+@pytest.mark.parametrize(("memory", "factor"), MEMORIES.values(), ids=MEMORIES)
+def test_the_estimate_is_near_the_error_against_the_shadow(corpus, memory, factor):
+    steps = 40
+    settings = TrainSettings(
+        method=Method(name="sketched", memory=memory), table_lr=0.03, steps=steps
+    )
+    model = ModelSettings(dim=32, hidden=32, samples=256)
+    training = Training(NextWords(corpus, model), settings)
+    (optimizer,) = training.optimizers
+    tables = training.model.named_tables()
+    weights = [tables[name] for name in ("embedding.weight", "softmax.weight")]
+    shadow = Shadow(optimizer, weights, every=steps, rivals={})
+    for _ in training.steps():
+        pass
+    estimates = {
+        (found.parameter, found.quantity): found.error for found in so.diagnose(optimizer).findings
+    }
+    assert shadow.records
+    for record in shadow.records:
+        estimate = estimates[record.parameter, record.moment]
+        for found, true in (
+            (estimate.absolute, record.all_error), (estimate.relative, record.all_relative),
+        ):  # fmt: skip
+            assert true / factor < found < true * factor
