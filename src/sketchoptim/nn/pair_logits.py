@@ -36,8 +36,8 @@ class _PairLogits(torch.autograd.Function):
         size = max(1, _CHUNK_ELEMENTS // hidden.shape[1])
         for start in range(0, token.numel(), size):
             part = slice(start, start + size)
-            left, right = hidden[token[part]].to(dtype), rows[at[part]].to(dtype)
-            logits[part] = torch.linalg.vecdot(left, right)
+            left, right = hidden.index_select(0, token[part]), rows.index_select(0, at[part])
+            logits[part] = torch.linalg.vecdot(left.to(dtype), right.to(dtype))
         return logits
 
     @staticmethod

@@ -67,14 +67,13 @@ class SimHashIndex:
     @classmethod
     def build(cls, chunks: Iterable[Tensor], normals: Tensor) -> "SimHashIndex":
         """The index of vectors that come in chunks [k, dim], in the order of their ids."""
-        buckets = torch.cat([_buckets(chunk, normals) for chunk in chunks])
+        buckets = torch.cat([_buckets(chunk, normals).int() for chunk in chunks])
         tables, bits = normals.shape[1:]
+        # each table's buckets follow those of the table before, so one sort serves all of them
+        by_table = buckets.T.flatten()
         starts = torch.zeros(tables * 2**bits + 1, dtype=torch.int64, device=normals.device)
-        torch.cumsum(
-            torch.bincount(buckets.flatten(), minlength=tables * 2**bits), 0, out=starts[1:]
-        )
-        # column by column, since each table's buckets follow those of the table before
-        members = buckets.T.sort(dim=1, stable=True).indices.flatten().int()
+        torch.cumsum(by_table.bincount(minlength=tables * 2**bits), 0, out=starts[1:])
+        members = (by_table.sort(stable=True).indices % buckets.shape[0]).int()
         return cls(normals=normals, members=members, starts=starts)
 
     def find(
@@ -122,8 +121,8 @@ class SimHashIndex:
 
 def _largest(keys: Tensor, score: Tensor, group: Tensor, sizes: Tensor, count: int) -> Tensor:
     """The keys with the `count` largest scores of each group, ascending; groups ascend in keys."""
-    order = score.argsort(descending=True)
-    order = order[group[order].argsort(stable=True)]
+    # one sort by both, of whole numbers
+    order = ((group << 32) - (score * 2**20).long()).argsort()
     starts = sizes.cumsum(0) - sizes
     place = torch.arange(keys.numel(), device=keys.device) - starts[group]
     return keys[order[place < count].sort().values]
@@ -136,8 +135,9 @@ def _buckets(vectors: Tensor, normals: Tensor) -> Tensor:
     """
     dim, tables, bits = normals.shape
     is_above = vectors.to(normals.dtype) @ normals.reshape(dim, -1) > 0
-    weights = 2 ** torch.arange(bits, device=vectors.device)
-    codes = (is_above.reshape(-1, tables, bits) * weights).sum(-1)
+    # whole numbers below 2^24, which float32 holds exactly and multiplies fastest
+    powers = 2.0 ** torch.arange(bits, dtype=torch.float32, device=vectors.device)
+    codes = (is_above.reshape(-1, bits).float() @ powers).long().reshape(-1, tables)
     return codes + (1 << bits) * torch.arange(tables, device=vectors.device)
 
 
