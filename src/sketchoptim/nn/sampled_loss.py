@@ -15,7 +15,8 @@ from torch import Tensor
 from ..rows import arithmetic_dtype
 from .segments import refuse_second_derivative, weighted_sums
 
-# Elements of one chunk of logits: a few megabytes, with enough tokens for fast products.
+# Elements that a chunk of tokens takes, logits and about four rows for each token: a few megabytes,
+# with enough tokens for fast products.
 _CHUNK_ELEMENTS = 1 << 21
 
 
@@ -185,21 +186,20 @@ class _Sweep:
         The factor stays out of the products, where half precision might lose a small one.
         """
         losses, by_label = torch.empty_like(token_weights), torch.empty_like(token_weights)
-        by_hidden = torch.empty_like(self.hidden, dtype=self.dtype)
+        by_hidden = torch.empty_like(self.hidden)
         by_drawn = torch.zeros_like(self.drawn_rows, dtype=self.dtype)
         by_drawn_bias = torch.zeros_like(self.drawn_offset)
         for chunk in self._chunks():
             losses[chunk.at] = chunk.losses
-            # the softmax's denominator goes into the smaller factor of each product
             scale = token_weights[chunk.at] / chunk.total
             by_label[chunk.at] = factor * (scale * chunk.label - token_weights[chunk.at])
-            shares = chunk.exponentials.to(self.hidden.dtype)
-            by_hidden[chunk.at] = shares @ self.drawn_rows
-            by_hidden[chunk.at].mul_(factor * scale[:, None]).addcmul_(
-                chunk.label_rows, by_label[chunk.at, None]
-            )
-            by_drawn += shares.T @ (chunk.hidden * scale[:, None]).to(shares.dtype)
-            by_drawn_bias.addmv_(chunk.exponentials.T, scale)
+            shares = chunk.exponentials.mul_(scale[:, None])
+            by_drawn_bias += shares.sum(0)
+            shares = shares.to(self.hidden.dtype)
+            some = by_hidden[chunk.at]
+            torch.mul(chunk.label_rows, by_label[chunk.at, None], out=some)
+            some.addmm_(shares, self.drawn_rows, alpha=factor)
+            _add_product_(by_drawn, shares.T, chunk.hidden)
         ids, label_at, drawn_at, *_ = self.candidates
         tokens = torch.arange(label_at.numel(), device=ids.device)
         weight = weighted_sums(
@@ -212,7 +212,7 @@ class _Sweep:
 
     def _chunks(self) -> Iterator[_Chunk]:
         tokens, drawn = self.hidden.shape[0], self.drawn_rows.shape[0]
-        size = max(1, _CHUNK_ELEMENTS // max(1, drawn))
+        size = max(1, _CHUNK_ELEMENTS // (drawn + 4 * self.hidden.shape[1]))
         buffer = self.hidden.new_empty(min(size, tokens), drawn)
         for start in range(0, tokens, size):
             at = slice(start, start + size)
@@ -230,6 +230,14 @@ class _Sweep:
             total = exponentials.sum(-1).add_(label)
             losses = highest + total.log() - label_logits
             yield _Chunk(at, hidden, label_rows, losses, exponentials, label, total)
+
+
+def _add_product_(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Adds left @ right, which may be of a narrower dtype."""
+    if left.dtype == total.dtype:
+        total.addmm_(left, right)
+    else:
+        total += left @ right
 
 
 def sparse_rows(ids: Tensor, values: Tensor, *, like: Tensor) -> Tensor:
