@@ -140,7 +140,7 @@ def test_a_copy_draws_the_same(name, copied):
 @pytest.mark.parametrize("repeats", ["merged", "kept", "redrawn"])
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_ids_are_drawn_as_often_as_their_expected_count_says(name, repeats):
-    classes, samples, rounds = 50, 20, 4_000
+    classes, samples, rounds = 50, 20, 2_000
     sampler = sampler_of(name, classes)
     source = generator(1)
     probability = sampler.probability(torch.arange(classes))
