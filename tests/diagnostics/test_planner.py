@@ -63,6 +63,28 @@ def test_a_first_moment_is_kept_where_it_is_asked_for(first):
     assert plan.state_bytes == so.memory_report(optimizer).state_bytes
 
 
+def test_a_sum_that_starts_from_something_takes_its_bytes():
+    model = Small()
+    options = {"lr": 0.01, "initial_accumulator_value": 0.5}
+    first = so.Adagrad(model.named_parameters(), **options)
+    model.train_(first)
+    plan = so.plan(first, "4KB")
+    optimizer = so.Adagrad(plan.param_groups(model), **options)
+    model.train_(optimizer)
+    assert plan.state_bytes == so.memory_report(optimizer).state_bytes
+
+
+def test_sketches_that_fold_start_at_a_width_that_halves():
+    model = Small()
+    plan = so.plan(model, "9KB", fold_when=0.1)
+    storage = plan.memory["words.weight"].second
+    assert storage.fold_when == 0.1
+    assert storage.width % 64 == 0
+    optimizer = so.Adam(plan.param_groups(model), lr=0.01)
+    model.train_(optimizer)
+    assert plan.state_bytes == so.memory_report(optimizer).state_bytes
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 def test_bytes_follow_the_dtype_of_the_parameters(dtype):
     model = Small().to(dtype)

@@ -1,7 +1,6 @@
 """The memories that a parameter may get, from the smallest to one without collisions."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,40 +22,96 @@ _PREDICTED_EVERY = 32
 _NEGLIGIBLE = 1e-12
 
 
+@dataclass(frozen=True, kw_only=True)
+class Offer:
+    """What tables may choose from, the same for all of an optimizer.
+
+    Args:
+        names: The moments that the algorithm has.
+        granularity, fold_when: Of the sketches.
+        first: A storage for the first moment.
+        fill: What second moments start from.
+    """
+
+    names: tuple[Name, ...]
+    granularity: Granularity
+    first: Storage | None
+    fold_when: float | None
+    fill: float
+
+    def sketches(self, rows: int) -> list[Memory]:
+        """Sketches of rising width for a table of so many rows."""
+        rungs = range(round(-math.log2(_SMALLEST_RATIO) * _RUNGS_AN_OCTAVE))
+        ratios = (_SMALLEST_RATIO * 2.0 ** (rung / _RUNGS_AN_OCTAVE) for rung in rungs)
+        by_ratio = (Sketched(ratio=ratio, fold_when=self.fold_when) for ratio in ratios)
+        widths = {max(_SMALLEST_WIDTH, sketch.table_shape(rows, 1)[1]) for sketch in by_ratio}
+        return [
+            self._with(
+                Sketched(
+                    width=width,
+                    granularity=self.granularity,
+                    conservative=True,
+                    fold_when=self.fold_when,
+                )
+            )
+            for width in sorted(widths)
+        ]
+
+    def without_collisions(self) -> Memory:
+        """An array in the granularity of the sketches."""
+        return self._with(RowWise() if self.granularity == "row" else Exact())
+
+    def _with(self, second: Storage) -> Memory:
+        return Memory(first=self.first, second=second)
+
+    def moment_bytes(self, parameter: ParameterShape, memory: Memory) -> dict[str, int]:
+        """What the tensors of each moment take: made as an optimizer makes them, on no device."""
+        shape, meta = torch.Size(parameter.shape), torch.device("meta")
+        found: dict[str, int] = {}
+        for name in self.names:
+            storage: Storage | None = getattr(memory, name)
+            table = Table(shape, parameter.dtype, meta, 0)
+            fill = self.fill if name == "second" else 0.0
+            tensors = {} if storage is None else moments.create(storage, table, fill=fill)
+            found[name] = sum(tensor.nbytes for tensor in tensors.values())
+        return found
+
+    def exact_bytes(self, parameter: ParameterShape) -> int:
+        """What the moments take in the parameter's shape and dtype."""
+        return sum(self.moment_bytes(parameter, PRESETS["exact"]).values())
+
+
 @dataclass(frozen=True)
 class Ladder:
     """The memories that one parameter may get, from the smallest to the one without collisions."""
 
     parameter: ParameterShape
+    offer: Offer
     memories: tuple[Memory | None, ...]
     bytes: tuple[int, ...]
     workload: Workload | None = None
     """Of a table."""
 
     @classmethod
-    def of(
-        cls,
-        parameter: ParameterShape,
-        names: Sequence[Name],
-        granularity: Granularity,
-        first: Storage | None,
-        workload: Workload | None,
-    ) -> "Ladder":
-        """What a parameter may get, whose optimizer has the moments `names`."""
-        if workload is None:
-            return cls(parameter, (None,), (exact_bytes(parameter, names),))
-        if "second" not in names:
-            memory = Memory(first=first)
-            return cls(parameter, (memory,), (_bytes(parameter, memory, names),), workload)
-        finest = Memory(first=first, second=RowWise() if granularity == "row" else Exact())
-        largest = _bytes(parameter, finest, names)
-        sketches = (
-            Memory(first=first, second=sketch) for sketch in _sketches(parameter, granularity)
+    def of(cls, parameter: ParameterShape, offer: Offer, workload: Workload | None) -> "Ladder":
+        """What a parameter may get; a table has a workload."""
+        memories: list[Memory | None] = [None]
+        if workload is not None and "second" in offer.names:
+            memories = [*offer.sketches(parameter.shape[0]), offer.without_collisions()]
+        elif workload is not None:
+            memories = [Memory(first=offer.first)]
+        sizes = [
+            sum(offer.moment_bytes(parameter, memory or PRESETS["exact"]).values())
+            for memory in memories
+        ]
+        kept = [rung for rung, size in enumerate(sizes) if size < sizes[-1]] + [len(sizes) - 1]
+        return cls(
+            parameter,
+            offer,
+            tuple(memories[rung] for rung in kept),
+            tuple(sizes[rung] for rung in kept),
+            workload,
         )
-        sized = [(memory, _bytes(parameter, memory, names)) for memory in sketches]
-        sized = [(memory, size) for memory, size in sized if size < largest]
-        memories, sizes = zip(*sized, (finest, largest), strict=True)
-        return cls(parameter, memories, sizes, workload)
 
     def error(self, rung: int) -> PredictedError | None:
         """The error at one rung, predicted; None where there is no second moment to compress."""
@@ -78,15 +133,15 @@ class Ladder:
         curve = np.interp(np.arange(last), at, np.log(np.maximum(found, _NEGLIGIBLE)))
         return np.append(np.minimum.accumulate(np.exp(curve)), 0.0)
 
-    def planned(self, rung: int, names: Sequence[Name]) -> PlannedParameter:
+    def planned(self, rung: int) -> PlannedParameter:
         """The parameter with the memory at one rung."""
         parameter, memory = self.parameter, self.memories[rung]
         return PlannedParameter(
             name=parameter.name,
             shape=parameter.shape,
-            parameter_bytes=exact_bytes(parameter, ("second",)),
-            moment_bytes=_moment_bytes(parameter, memory or PRESETS["exact"], names),
-            exact_bytes=exact_bytes(parameter, names),
+            parameter_bytes=parameter.nbytes,
+            moment_bytes=self.offer.moment_bytes(parameter, memory or PRESETS["exact"]),
+            exact_bytes=self.offer.exact_bytes(parameter),
             memory=memory,
             error=self.error(rung),
             exponent=None if self.workload is None else self.workload.frequencies.exponent,
@@ -102,38 +157,3 @@ class Ladder:
         if not isinstance(memory.second, Sketched):
             return "no collisions"
         return f"{self.parameter.shape[0] / (memory.second.width or 1):,.0f} rows a bucket"
-
-
-def _sketches(parameter: ParameterShape, granularity: Granularity) -> list[Sketched]:
-    """Sketches of rising width for a table."""
-    rungs = range(round(-math.log2(_SMALLEST_RATIO) * _RUNGS_AN_OCTAVE))
-    ratios = (_SMALLEST_RATIO * 2.0 ** (rung / _RUNGS_AN_OCTAVE) for rung in rungs)
-    shapes = (Sketched(ratio=ratio).table_shape(parameter.shape[0], 1) for ratio in ratios)
-    widths = sorted({max(_SMALLEST_WIDTH, width) for _, width, _ in shapes})
-    return [Sketched(width=width, granularity=granularity, conservative=True) for width in widths]
-
-
-def _on_meta(parameter: ParameterShape) -> Table:
-    shape = torch.Size(parameter.shape)
-    return Table(shape, parameter.dtype, torch.device("meta"), 0)
-
-
-def _moment_bytes(
-    parameter: ParameterShape, memory: Memory, names: Sequence[Name]
-) -> dict[str, int]:
-    """What the tensors of each moment take: made as an optimizer makes them, but without memory."""
-    found: dict[str, int] = {}
-    for name in names:
-        storage: Storage | None = getattr(memory, name)
-        tensors = {} if storage is None else moments.create(storage, _on_meta(parameter))
-        found[name] = sum(tensor.nbytes for tensor in tensors.values())
-    return found
-
-
-def _bytes(parameter: ParameterShape, memory: Memory, names: Sequence[Name]) -> int:
-    return sum(_moment_bytes(parameter, memory, names).values())
-
-
-def exact_bytes(parameter: ParameterShape, names: Sequence[Name]) -> int:
-    """What the moments take in the parameter's shape and dtype."""
-    return len(names) * parameter.dtype.itemsize * math.prod(parameter.shape)

@@ -12,7 +12,7 @@ from ..moments import Name
 from ..optim import SGD, Adagrad, Adam, AdamW, RMSprop
 from ..storage import Granularity, Storage
 from .frequencies import RowFrequencies
-from .ladder import Ladder, exact_bytes
+from .ladder import Ladder, Offer
 from .plan import Plan
 from .prediction import Workload
 from .shapes import ParameterShape, Source, parameter_shapes
@@ -38,6 +38,7 @@ def plan(
     ids_per_step: int | Mapping[str, int] = _IDS_PER_STEP,
     granularity: Granularity = "row",
     first: Storage | None = None,
+    fold_when: float | None = None,
     beta2: float | None = None,
     steps: int = 10_000,
 ) -> Plan:
@@ -54,7 +55,8 @@ def plan(
             ``name`` and ``shape``, and for a table maybe ``zipf``, ``counts`` or ``ids_per_step``.
         budget: Bytes for the whole state: an int, or "200MB", "1.5GiB"; or a share of what exact
             state takes: a float up to 1, or "5%".
-        optimizer: "Adam" unless an optimizer was given.
+        optimizer: "Adam" unless an optimizer was given, which also tells its decay and what its
+            second moment starts from.
         tables: Names of the parameters to compress, instead of those with sparse gradients.
         counts: By table, how often each row is touched, ``[rows]``.
         ids: By table, a sample of the ids that training looks up, such as a corpus.
@@ -62,6 +64,8 @@ def plan(
         ids_per_step: Ids looked up in a step, repeated ones included.
         granularity: "row" keeps the mean over a row, "element" a number for each column.
         first: A storage for the tables' first moment, which are without one by default.
+        fold_when: Lets sketches start at the plan's widths, and halve while training as long as
+            their own error stays below this bound (`Sketched`).
         beta2: Decay of the second moment; that of the optimizer, or its default, if None.
         steps: Of training, for which errors are predicted.
 
@@ -75,21 +79,22 @@ def plan(
     ValueError: budget must be at least 704 bytes for these shapes, got 100
     """
     kind = _kind(model_or_shapes, optimizer)
-    names = _moment_names(model_or_shapes, kind)
     parameters = parameter_shapes(model_or_shapes, tables)
-    allowed = budget_bytes(budget, sum(exact_bytes(parameter, names) for parameter in parameters))
+    offer = Offer(
+        names=_moment_names(model_or_shapes, kind),
+        granularity=granularity,
+        first=first,
+        fold_when=fold_when,
+        fill=_option(model_or_shapes, "initial_accumulator_value", 0.0),
+    )
+    allowed = budget_bytes(budget, sum(map(offer.exact_bytes, parameters)))
     decay = _decay(model_or_shapes, kind) if beta2 is None else beta2
     known = _Known(counts or {}, ids or {}, zipf, ids_per_step, decay, steps)
     known.check(parameters)
-    ladders = [
-        Ladder.of(parameter, names, granularity, first, known.workload(parameter))
-        for parameter in parameters
-    ]
+    ladders = [Ladder.of(parameter, offer, known.workload(parameter)) for parameter in parameters]
     chosen = _allocated(ladders, allowed)
-    planned = tuple(
-        ladder.planned(rung, names) for ladder, rung in zip(ladders, chosen, strict=True)
-    )
-    return Plan(planned, kind, allowed)
+    planned = (ladder.planned(rung) for ladder, rung in zip(ladders, chosen, strict=True))
+    return Plan(tuple(planned), kind, allowed)
 
 
 def budget_bytes(budget: int | float | str, exact_bytes: int) -> int:
@@ -226,11 +231,15 @@ def _moment_names(source: Source, kind: str) -> tuple[Name, ...]:
 
 def _decay(source: Source, kind: str) -> float:
     """The decay of the second moment that an optimizer has, or would have."""
-    decay = _DECAYS[kind]
+    betas = _option(source, "betas", (None, _DECAYS[kind]))
+    return float(_option(source, "alpha", betas[1]))
+
+
+def _option(source: Source, name: str, otherwise: Any) -> Any:
+    """An option of a given optimizer."""
     if isinstance(source, torch.optim.Optimizer):
-        group = source.param_groups[0]
-        decay = group.get("alpha", group.get("betas", (None, decay))[1])
-    return float(decay)
+        return source.param_groups[0].get(name, otherwise)
+    return otherwise
 
 
 def _named(given: Any, name: str, otherwise: Any) -> Any:

@@ -1,6 +1,7 @@
 """What a plan is made for: names, shapes and dtypes of parameters, wherever they come from."""
 
 import json
+import math
 import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -42,6 +43,10 @@ class ParameterShape:
             )
         if self.is_table and (not self.shape or 0 in self.shape):
             raise ValueError(f"the table {self.name!r} must have rows, got shape {self.shape}")
+
+    @property
+    def nbytes(self) -> int:
+        return self.dtype.itemsize * math.prod(self.shape)
 
 
 def parameter_shapes(source: Source, tables: Iterable[str] | None = None) -> list[ParameterShape]:
