@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import sketchoptim as so
+import sketchoptim.nn
 
 NAMES = [
     "SGD",
@@ -72,6 +73,27 @@ SIGNATURES = {
     "Plan.param_groups": "self, model",
     "Plan.to_json": "self",
     "Plan.from_json": "text",
+}
+
+
+LAYERS = {
+    "LSHSoftmax": "dim, classes, *, bits=15, tables=16, budget=256, negatives=0, corrected=False, "
+    "rebuild_every=250, bias=False, weight=None, seed=0",
+    "SampledSoftmax": "dim, classes, *, samples, bias=False, weight=None, sampler=None, "
+    "repeats='merged'",
+    "LogUniformSampler": "classes",
+    "UnigramSampler": "counts",
+}
+HEAD_METHODS = {
+    "forward": "self, hidden, labels, *, reduction='mean', generator=None",
+    "full_loss": "self, hidden, labels, *, reduction='mean', chunk=4096",
+    "top_k": "self, hidden, k, *, chunk=4096",
+}
+SIGNATURES |= {f"nn.{name}": signature for name, signature in LAYERS.items()}
+SIGNATURES |= {
+    f"nn.{head}.{method}": signature
+    for head in ("LSHSoftmax", "SampledSoftmax")
+    for method, signature in HEAD_METHODS.items()
 }
 
 

@@ -6,6 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import sketchoptim as so
 from sketchoptim.nn import LogUniformSampler, Negatives, SampledSoftmax, UnigramSampler
@@ -452,3 +454,50 @@ def test_bad_options_get_a_clear_error(problem):
         head.top_k(hidden[:, :4], 1)
     with pytest.raises(ValueError, match="reduction must be 'mean', 'sum' or 'none', got 'max'"):
         head(hidden, labels, reduction="max")
+
+
+class LargestTensor(TorchDispatchMode):
+    """Remembers the elements of the largest new tensor that any operation made."""
+
+    def __init__(self, head: SampledSoftmax) -> None:
+        super().__init__()
+        self.tables = {p.untyped_storage().data_ptr() for p in head.parameters()}
+        self.elements = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        result = operation(*args, **(kwargs or {}))
+        for tensor in pytree.tree_leaves(result):
+            is_dense = isinstance(tensor, torch.Tensor) and not tensor.is_sparse
+            if is_dense and tensor.untyped_storage().data_ptr() not in self.tables:
+                self.elements = max(self.elements, tensor.numel())
+        return result
+
+
+@pytest.mark.parametrize("method", ["full_loss", "top_k"])
+def test_evaluation_makes_no_matrix_above_one_chunk(method):
+    head = SampledSoftmax(4, 5_000, samples=20, bias=True)
+    hidden, labels = torch.randn(30, 4), torch.arange(30)
+    with LargestTensor(head) as largest:
+        if method == "full_loss":
+            head.full_loss(hidden, labels, chunk=64)
+        else:
+            head.top_k(hidden, 5, chunk=64)
+    assert largest.elements == 30 * 64
+
+
+def test_training_makes_no_matrix_of_all_tokens_and_negatives(monkeypatch):
+    monkeypatch.setattr(sampled_loss_module, "_CHUNK_ELEMENTS", 5_000)
+    head = SampledSoftmax(4, 5_000, samples=300, bias=True)
+    hidden, labels = torch.randn(400, 4, requires_grad=True), torch.arange(400)
+    with LargestTensor(head) as largest:
+        head(hidden, labels).backward()
+    assert largest.elements <= 5_000
+
+
+def test_frozen_weights_pass_gradients_on():
+    head = SampledSoftmax(8, 40, samples=20)
+    head.weight.requires_grad_(False)
+    hidden = torch.randn(6, 8, requires_grad=True)
+    head(hidden, torch.arange(6)).backward()
+    assert head.weight.grad is None
+    assert hidden.grad.abs().sum() > 0
