@@ -3,6 +3,7 @@ import math
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -141,6 +142,19 @@ def test_a_curve_reaches_its_target_between_two_points():
     assert first_below(curve, 8.0) == 15.0
     assert first_below(curve, 9.5) == 10.0
     assert first_below(curve, 2.0) == math.inf
+
+
+def test_a_method_that_diverged_is_reported_as_such(made, tmp_path):
+    exact, lean = made.findings
+    broken = {**lean.results[0], "valid": None, "test": None, "evaluations": []}
+    del broken["peak_memory_bytes"]
+    findings = [exact, replace(lean, results=[broken, broken])]
+    columns, rows = comparison(replace(made, findings=findings))
+    row = dict(zip(columns, rows[1], strict=True))
+    assert row["test perplexity"] == "diverged"
+    assert row["s to Adam's best"] == "never"
+    assert row["peak memory"] == ""
+    assert write_report(replace(made, findings=findings), tmp_path).exists()
 
 
 def test_a_diverged_seed_is_not_averaged_away():

@@ -41,7 +41,7 @@ def check_same(path: Path, found: dict[str, Any], wanted: dict[str, Any]) -> Non
 
 def replace_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """Puts a whole new file in the place of `path`: whoever reads sees the old or the new one."""
-    scratch = path.with_name(f".{path.name}-{os.getpid()}")
+    scratch = path.with_name(f".{path.name}.new")  # what a kill leaves is written over next time
     with scratch.open("wb") as file:
         write(file)
         file.flush()

@@ -108,7 +108,7 @@ def reproduce(
     output: Path,
     console: Console,
 ) -> Reproduction:
-    """The findings of the methods, written to `output/results.json` as they come in."""
+    """The findings of the methods, after writing them to `output/results.json`."""
     setting = recipe.sizes[size]
     first, *others = seeds or setting.seeds
     found: list[Findings] = []

@@ -1,6 +1,7 @@
 """The pictures: quality over steps and over time, memory."""
 
 import io
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -98,7 +99,7 @@ def _bars(made: Reproduction, key: str, *, is_log: bool) -> Figure:
     shown = [
         (finding, color)
         for finding, color in zip(made.findings, _colors(made), strict=True)
-        if finding.results[0].get(key) is not None
+        if math.isfinite(finding.median(key))
     ]
     figure = Figure(figsize=(4.6, 1.0 + 0.32 * len(shown)), layout="constrained")
     axes = figure.subplots()

@@ -48,15 +48,16 @@ def comparison(made: Reproduction) -> tuple[list[str], list[list[str]]]:
 
 
 def _costs(finding: Findings, first: Findings) -> list[str]:
-    state, step, update = (
-        finding.median(key) for key in ("table_state_bytes", "step_seconds", "update_seconds")
+    state, peak, step, update = (
+        finding.median(key)
+        for key in ("table_state_bytes", "peak_memory_bytes", "step_seconds", "update_seconds")
     )
-    if not math.isfinite(step):
-        return ["diverged", "", "", "", ""]
+    if not math.isfinite(peak):  # a diverged run's memory was not looked at
+        return [""] * 5
     return [
         readable_bytes(state),
         f"{state / first.median('table_state_bytes'):.3%}",
-        readable_bytes(finding.median("peak_memory_bytes")),
+        readable_bytes(peak),
         f"{1e3 * step:.1f}",
         f"{1e3 * update:.2f}",
     ]
