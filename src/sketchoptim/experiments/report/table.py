@@ -34,7 +34,7 @@ def comparison(made: Reproduction) -> tuple[list[str], list[list[str]]]:
     has_times = made.is_measured and bool(times_to_target(made, first))
     if has_times:
         columns.append(f"s to {first.title}'s best")
-    columns += ["table lr", "body lr"]
+    columns.append("lr of tables, body")
     rows = []
     for finding in made.findings:
         row = [finding.title, *(_number(finding.paper.get(key)) for key in papers)]
@@ -43,7 +43,7 @@ def comparison(made: Reproduction) -> tuple[list[str], list[list[str]]]:
         row += _costs(finding, first)
         if has_times:
             row.append(_seconds(times_to_target(made, finding)))
-        rows.append([*row, f"{finding.table_lr:g}", f"{finding.body_lr:g}"])
+        rows.append([*row, f"{finding.table_lr:g}, {finding.body_lr:g}"])
     return columns, rows
 
 
