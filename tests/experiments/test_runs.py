@@ -187,7 +187,7 @@ def test_progress_shows_loss_rate_and_state(setting, tmp_path):
     run_in(tmp_path, setting, setting.train, console=console)
     text = console.export_text()
     assert "12/12" in text
-    for shown in ("loss ", " rows a second", "state "):
+    for shown in ("loss ", " rows/s", "state "):
         assert shown in text
 
 

@@ -214,8 +214,8 @@ class RunLog:
 def _bar(console: Console, training: Training) -> Iterator[Callable[[float], None]]:
     """A progress bar; what it gives is called with the loss after every step."""
     columns = (
-        TextColumn("{task.description:<12}"),
-        BarColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=12),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
         TextColumn("{task.fields[numbers]}"),
@@ -232,7 +232,7 @@ def _bar(console: Console, training: Training) -> Iterator[Callable[[float], Non
             if not state:  # it is all there after the first step, and does not grow
                 state = readable_bytes(sum(training.state_bytes().values()))
             rate = rows / training.step_seconds[-1]
-            numbers = f"loss {loss:.3f}, {rate:,.0f} rows a second, state {state}"
+            numbers = f"loss {loss:.3f}, {rate:,.0f} rows/s, state {state}"
             progress.update(task, completed=training.step, numbers=numbers)
 
         yield show

@@ -1,6 +1,7 @@
 """Texts and examples: files -> words -> vocabulary by count -> ids."""
 
 from .corpus import Corpus, Part, segment, segments
+from .labelled import LabelledTexts, read_labelled
 from .python_sources import read_python_sources
 from .texts import draw_text, read_lm1b, read_text, read_wikitext
 from .vectors import NoisyViews, read_vectors, token_vectors
@@ -8,10 +9,12 @@ from .vocabulary import Vocabulary
 
 __all__ = [
     "Corpus",
+    "LabelledTexts",
     "NoisyViews",
     "Part",
     "Vocabulary",
     "draw_text",
+    "read_labelled",
     "read_lm1b",
     "read_python_sources",
     "read_text",

@@ -77,7 +77,7 @@ def encoded_parts(
         counted: Names of the parts that the vocabulary is made from.
     """
     if not folder.exists():
-        with _made_at_once(folder) as scratch:
+        with made_at_once(folder) as scratch:
             raw = _Raw(scratch)
             places = {name: raw.append(lines) for name, lines in parts.items()}
             raw.finish(places, counted=counted, min_count=min_count)
@@ -96,7 +96,7 @@ def encoded_lines(folder: Path, lines: Iterable[str], *, min_count: int, held_ou
     if not 0 < held_out < 0.5:
         raise ValueError(f"held_out must be between 0 and 0.5, got {held_out}")
     if not folder.exists():
-        with _made_at_once(folder) as scratch:
+        with made_at_once(folder) as scratch:
             raw = _Raw(scratch)
             whole = raw.append(lines)
             cut = round(raw.lines * held_out)
@@ -112,7 +112,7 @@ def encoded_lines(folder: Path, lines: Iterable[str], *, min_count: int, held_ou
 def open_encoded(folder: Path) -> Corpus:
     """The corpus in a folder made by `encoded_parts` or `encoded_lines`, mapped from its files."""
     about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
-    parts = (_mapped(folder / f"{part}.i32") for part in ("train", "valid", "test"))
+    parts = (mapped(folder / f"{part}.i32", np.int32) for part in ("train", "valid", "test"))
     return Corpus(StoredVocabulary(folder, about["words"]), *parts)
 
 
@@ -181,7 +181,7 @@ class _Raw:
 
 
 @contextmanager
-def _made_at_once(folder: Path) -> Iterator[Path]:
+def made_at_once(folder: Path) -> Iterator[Path]:
     """A folder to write to, which becomes `folder` when all went well and vanishes otherwise."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
@@ -193,8 +193,9 @@ def _made_at_once(folder: Path) -> Iterator[Path]:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _mapped(path: Path) -> Tensor:
+def mapped(path: Path, dtype: type[np.generic]) -> Tensor:
+    """A tensor [numbers] over a file of numbers, of which only what is used is read."""
     if not path.stat().st_size:  # nothing to map
-        return torch.empty(0, dtype=torch.int32)
+        return torch.from_numpy(np.empty(0, dtype=dtype))
     # copy on write, because torch has no tensors that are read only
-    return torch.from_numpy(np.memmap(path, dtype=np.int32, mode="c"))
+    return torch.from_numpy(np.memmap(path, dtype=dtype, mode="c"))
