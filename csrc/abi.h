@@ -10,7 +10,10 @@ enum DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 enum Kind : int32_t { kNone = 0, kExact = 1, kRowWise = 2, kSketch = 3 };
 enum Form : int32_t { kLinear = 0, kPaper = 1, kBucket = 2, kConservative = 3 };
 
+enum Combination : int32_t { kSum = 0, kLeast = 1, kMedian = 2 };
+
 constexpr int32_t kMaxDepth = 32;
+constexpr int64_t kMaxQueries = 32;
 
 #pragma GCC visibility push(default)
 extern "C" {
@@ -71,6 +74,24 @@ struct Step {
   int32_t is_ratio;
 };
 
+// A search for the `k` best of `count` classes, for each of up to kMaxQueries queries. The score of
+// a class is combined from row bucket_of(words + 4 j, class, buckets) of every tables[j]. Rows have
+// the queries rounded up to 16 or 32 columns; what the columns beyond them hold is not looked at.
+struct TopClasses {
+  const float* tables;   // [members, buckets, columns]
+  const int64_t* words;  // [members, 4]
+  const int64_t* ids;    // [count], ascending strictly; without them the classes are 0 to count - 1
+  int64_t count;
+  int64_t buckets;
+  int64_t k;  // <= count
+  int32_t members;  // <= kMaxDepth
+  int32_t queries;
+  int32_t combination;
+  int32_t threads;
+  float* scores;     // [queries, k], highest first, the lower class first among equal scores
+  int64_t* classes;  // [queries, k]
+};
+
 int32_t sketchoptim_abi();
 
 // Buckets and signs of ids, [depth, count] each.
@@ -94,5 +115,8 @@ int32_t sketchoptim_inspect(const Step* step);
 
 // Moves the moments and the rows of the parameter.
 void sketchoptim_step(const Step* step);
+
+// Fills scores and classes. The result is the same for every number of threads.
+void sketchoptim_top_classes(const TopClasses* search);
 }
 #pragma GCC visibility pop

@@ -71,6 +71,23 @@ class Step(ctypes.Structure):
     ]
 
 
+class TopClasses(ctypes.Structure):
+    _fields_ = [
+        ("tables", c_void_p),
+        ("words", c_void_p),
+        ("ids", c_void_p),
+        ("count", c_int64),
+        ("buckets", c_int64),
+        ("k", c_int64),
+        ("members", c_int32),
+        ("queries", c_int32),
+        ("combination", c_int32),
+        ("threads", c_int32),
+        ("scores", c_void_p),
+        ("classes", c_void_p),
+    ]
+
+
 def level() -> str:
     """The SIMD level of this machine: "v4", "v3" or "base"."""
     return _LEVELS.get(torch.backends.cpu.get_cpu_capability(), "base")
@@ -102,6 +119,8 @@ def load(name: str) -> ctypes.CDLL:
     library.sketchoptim_inspect.restype = c_int32
     library.sketchoptim_step.argtypes = [POINTER(Step)]
     library.sketchoptim_step.restype = None
+    library.sketchoptim_top_classes.argtypes = [POINTER(TopClasses)]
+    library.sketchoptim_top_classes.restype = None
     return library
 
 

@@ -1,0 +1,154 @@
+// The best classes of a few queries, where the score of a class is combined from one bucket of each
+// hash row. Buckets are found by hashing, never stored, and a score is read for all queries at once.
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <vector>
+
+#include "moment.h"
+
+namespace {
+
+constexpr int64_t kMaxVectors = kMaxQueries / kLanes;
+constexpr int64_t kTogether = 4;  // classes that are scored before one look at whether any is good
+
+struct Found {
+  float score;
+  int64_t id;
+};
+
+// The order of the result: higher scores first, lower ids first among equal ones.
+bool is_before(const Found& a, const Found& b) {
+  return a.score > b.score || (a.score == b.score && a.id < b.id);
+}
+
+// What one thread has found: for each query a heap with the worst of its best at the front.
+struct Best {
+  explicit Best(const TopClasses& t) : k(t.k), heaps(t.queries) {
+    for (int64_t q = 0; q < kMaxQueries; ++q) bounds[q] = q < t.queries ? -INFINITY : INFINITY;
+    for (auto& heap : heaps) heap.reserve(std::min(t.k, t.count));
+  }
+
+  void offer(int64_t query, float score, int64_t id) {
+    std::vector<Found>& heap = heaps[query];
+    if (static_cast<int64_t>(heap.size()) == k) {
+      std::pop_heap(heap.begin(), heap.end(), is_before);
+      heap.pop_back();
+    }
+    heap.push_back({score, id});
+    std::push_heap(heap.begin(), heap.end(), is_before);
+    if (static_cast<int64_t>(heap.size()) == k) bounds[query] = heap.front().score;
+  }
+
+  int64_t k;
+  float bounds[kMaxQueries];  // a score has to be above: ids ascend, so the first of equals stays
+  std::vector<std::vector<Found>> heaps;
+};
+
+INLINE int64_t class_at(const TopClasses& t, int64_t i) { return t.ids ? t.ids[i] : i; }
+
+// Where the scores of a few classes lie: found one round ahead, so that they are on their way when
+// they are needed.
+template <int64_t kVectors>
+struct Places {
+  const float* at[kTogether][kMaxDepth];
+
+  INLINE void find(const TopClasses& t, int64_t begin, int64_t classes) {
+    constexpr int64_t columns = kVectors * kLanes;
+    for (int64_t c = 0; c < classes; ++c) {
+      const int64_t id = class_at(t, begin + c);
+      for (int32_t j = 0; j < t.members; ++j) {
+        const int64_t bucket = bucket_of(t.words + 4 * j, id, t.buckets);
+        const float* row = t.tables + (j * t.buckets + bucket) * columns;
+        for (int64_t v = 0; v < kVectors; ++v) __builtin_prefetch(row + v * kLanes);
+        at[c][j] = row;
+      }
+    }
+  }
+};
+
+template <int32_t kCombination>
+INLINE Lanes combined(const float* const* rows, int32_t members, int64_t column) {
+  if (kCombination == kMedian) {
+    Lanes readings[kMaxDepth];
+    for (int32_t j = 0; j < members; ++j) readings[j] = load(rows[j], kFloat32, column, kLanes);
+    return median(readings, members);
+  }
+  Lanes x = load(rows[0], kFloat32, column, kLanes);
+  for (int32_t j = 1; j < members; ++j) {
+    const Lanes more = load(rows[j], kFloat32, column, kLanes);
+    x = kCombination == kSum ? x + more : smaller(x, more);
+  }
+  return x;
+}
+
+INLINE bool is_any(IntLanes x) {
+  int64_t words[8], any = 0;
+  std::memcpy(words, &x, sizeof(words));
+  for (int64_t word : words) any |= word;
+  return any != 0;
+}
+
+template <int32_t kCombination, int64_t kVectors>
+INLINE void scan_classes(const TopClasses& t, int64_t begin, int64_t classes,
+                         const Places<kVectors>& places, Best& best) {
+  Lanes scores[kTogether][kVectors];
+  IntLanes above{};
+  for (int64_t c = 0; c < classes; ++c)
+    for (int64_t v = 0; v < kVectors; ++v) {
+      scores[c][v] = combined<kCombination>(places.at[c], t.members, v * kLanes);
+      above |= scores[c][v] > load(best.bounds, kFloat32, v * kLanes, kLanes);
+    }
+  if (__builtin_expect(!is_any(above), 1)) return;
+  for (int64_t c = 0; c < classes; ++c)
+    for (int64_t q = 0; q < t.queries; ++q)
+      if (scores[c][q / kLanes][q % kLanes] > best.bounds[q])
+        best.offer(q, scores[c][q / kLanes][q % kLanes], class_at(t, begin + c));
+}
+
+template <int32_t kCombination, int64_t kVectors>
+void scan(const TopClasses& t, Span classes, Best& best) {
+  Places<kVectors> places[2];
+  int64_t i = classes.begin, round = 0;
+  if (i + kTogether <= classes.end) places[0].find(t, i, kTogether);
+  for (; i + kTogether <= classes.end; i += kTogether, ++round) {
+    if (i + 2 * kTogether <= classes.end) places[(round + 1) % 2].find(t, i + kTogether, kTogether);
+    scan_classes<kCombination>(t, i, kTogether, places[round % 2], best);
+  }
+  places[0].find(t, i, classes.end - i);
+  scan_classes<kCombination>(t, i, classes.end - i, places[0], best);
+}
+
+template <int32_t kCombination>
+void run(const TopClasses& t) {
+  const int64_t parts = std::max(1, t.threads);
+  std::vector<std::unique_ptr<Best>> found(parts);
+#pragma omp parallel for schedule(static, 1) num_threads(t.threads) if (parts > 1)
+  for (int64_t part = 0; part < parts; ++part) {
+    const Span classes{t.count * part / parts, t.count * (part + 1) / parts};
+    found[part].reset(new Best(t));
+    if (t.queries <= kLanes)
+      scan<kCombination, 1>(t, classes, *found[part]);
+    else
+      scan<kCombination, kMaxVectors>(t, classes, *found[part]);
+  }
+  for (int64_t q = 0; q < t.queries; ++q) {
+    std::vector<Found> all;
+    for (const auto& best : found) all.insert(all.end(), best->heaps[q].begin(), best->heaps[q].end());
+    std::sort(all.begin(), all.end(), is_before);
+    for (int64_t i = 0; i < t.k; ++i) {
+      t.scores[q * t.k + i] = all[i].score;
+      t.classes[q * t.k + i] = all[i].id;
+    }
+  }
+}
+
+}  // namespace
+
+extern "C" void sketchoptim_top_classes(const TopClasses* t) {
+  switch (t->combination) {
+    case kLeast: return run<kLeast>(*t);
+    case kMedian: return run<kMedian>(*t);
+    default: return run<kSum>(*t);
+  }
+}
