@@ -67,9 +67,10 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
         default=[(output, method) for output in get_args(Output) for method in get_args(Method)],
     )  # fmt: skip
     parser.add_argument("--rows", type=int, help="of the training file; default: all")
-    parser.add_argument("--steps", type=int, default=500)
-    parser.add_argument("--tuning-steps", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--tuning-steps", type=int, default=80)
     parser.add_argument("--rate", type=float, help="of the tables, instead of tuning it")
+    parser.add_argument("--batch", type=int, default=Settings.batch)
     parser.add_argument("--body-lr", type=float, default=Settings.body_lr)
     parser.add_argument("--features", type=int, default=Settings.features)
     parser.add_argument("--dim", type=int, default=Settings.dim)
@@ -98,6 +99,7 @@ def measured(
         table_lr=1.0,
         body_lr=options.body_lr,
         steps=options.tuning_steps,
+        batch=options.batch,
         features=options.features,
         dim=options.dim,
         members=options.members,

@@ -82,6 +82,18 @@ INLINE Lanes combined(const float* const* rows, int32_t members, int64_t column)
   return x;
 }
 
+// Where a combined score may be above its bound. A median is only where half of the readings are,
+// which is found by counting: so readings are hardly ever sorted.
+template <int32_t kCombination>
+INLINE IntLanes may_be_above(const float* const* rows, int32_t members, int64_t column,
+                             Lanes bounds) {
+  if (kCombination != kMedian) return combined<kCombination>(rows, members, column) > bounds;
+  IntLanes count{};
+  for (int32_t j = 0; j < members; ++j)
+    count -= load(rows[j], kFloat32, column, kLanes) > bounds;
+  return count >= members - members / 2;
+}
+
 INLINE bool is_any(IntLanes x) {
   int64_t words[8], any = 0;
   std::memcpy(words, &x, sizeof(words));
@@ -89,21 +101,28 @@ INLINE bool is_any(IntLanes x) {
   return any != 0;
 }
 
+// Seldom called: most classes are not among the best of any query.
+template <int32_t kCombination>
+void offer_class(const TopClasses& t, int64_t id, const float* const* rows, Best& best) {
+  for (int64_t column = 0; column < t.queries; column += kLanes) {
+    const Lanes scores = combined<kCombination>(rows, t.members, column);
+    for (int64_t lane = 0; lane < std::min(kLanes, t.queries - column); ++lane)
+      if (scores[lane] > best.bounds[column + lane]) best.offer(column + lane, scores[lane], id);
+  }
+}
+
 template <int32_t kCombination, int64_t kVectors>
 INLINE void scan_classes(const TopClasses& t, int64_t begin, int64_t classes,
                          const Places<kVectors>& places, Best& best) {
-  Lanes scores[kTogether][kVectors];
   IntLanes above{};
-  for (int64_t c = 0; c < classes; ++c)
-    for (int64_t v = 0; v < kVectors; ++v) {
-      scores[c][v] = combined<kCombination>(places.at[c], t.members, v * kLanes);
-      above |= scores[c][v] > load(best.bounds, kFloat32, v * kLanes, kLanes);
-    }
+  for (int64_t v = 0; v < kVectors; ++v) {
+    const Lanes bounds = load(best.bounds, kFloat32, v * kLanes, kLanes);
+    for (int64_t c = 0; c < classes; ++c)
+      above |= may_be_above<kCombination>(places.at[c], t.members, v * kLanes, bounds);
+  }
   if (__builtin_expect(!is_any(above), 1)) return;
   for (int64_t c = 0; c < classes; ++c)
-    for (int64_t q = 0; q < t.queries; ++q)
-      if (scores[c][q / kLanes][q % kLanes] > best.bounds[q])
-        best.offer(q, scores[c][q / kLanes][q % kLanes], class_at(t, begin + c));
+    offer_class<kCombination>(t, class_at(t, begin + c), places.at[c], best);
 }
 
 template <int32_t kCombination, int64_t kVectors>

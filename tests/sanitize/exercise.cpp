@@ -292,6 +292,43 @@ void check_hash() {
   }
 }
 
+// A search by one thread and by several: the same classes, in falling order of their scores.
+void check_top_classes() {
+  TopClasses t{};
+  t.members = one_of<int32_t>({1, 3, 4, kMaxDepth});
+  t.queries = one_of<int32_t>({1, 15, 16, 17, 32});
+  t.buckets = one_of<int64_t>({2, 7, 50});
+  t.count = one_of<int64_t>({1, 3, 4, 5, 9, 100});
+  t.k = 1 + below(t.count);
+  t.combination = one_of<int32_t>({kSum, kLeast, kMedian});
+  const int64_t columns = t.queries <= 16 ? 16 : 32, rows = t.members * t.buckets;
+  Bytes tables(4 * rows * columns), words(8 * 4 * t.members), ids(8 * t.count);
+  fill(tables, kFloat32, rows * columns, false);
+  for (int32_t i = 0; i < 4 * t.members; ++i)
+    words.as<int64_t>()[i] = static_cast<int64_t>(generator());
+  for (int64_t i = 0; i < t.count; ++i) ids.as<int64_t>()[i] = i * 42'000'000;
+  t.tables = tables.as<float>();
+  t.words = words.as<int64_t>();
+  t.ids = chance(2) ? ids.as<int64_t>() : nullptr;
+  const int64_t found = t.queries * t.k;
+  Bytes scores(4 * found), classes(8 * found), other_scores(4 * found), other_classes(8 * found);
+  t.threads = 1;
+  t.scores = scores.as<float>();
+  t.classes = classes.as<int64_t>();
+  sketchoptim_top_classes(&t);
+  t.threads = one_of<int32_t>({2, 3, 4});
+  t.scores = other_scores.as<float>();
+  t.classes = other_classes.as<int64_t>();
+  sketchoptim_top_classes(&t);
+  REQUIRE(scores == other_scores);
+  REQUIRE(classes == other_classes);
+  for (int64_t i = 0; i < found; ++i) {
+    const int64_t id = t.classes[i], last = t.ids ? t.ids[t.count - 1] : t.count - 1;
+    REQUIRE(0 <= id && id <= last);
+    if (i % t.k > 0) REQUIRE(t.scores[i - 1] >= t.scores[i]);
+  }
+}
+
 void check_step() {
   Work by_one = random_work();
   check_that_a_nan_is_found(by_one);
@@ -316,6 +353,7 @@ int main(int arguments, char** argument) {
   for (long i = 0; i < steps; ++i) {
     generator.seed(static_cast<uint64_t>(i));
     check_hash();
+    check_top_classes();
     check_step();
   }
   std::printf("%ld random steps, each by one thread and by several: the same bytes\n", steps);

@@ -22,11 +22,20 @@ from torch import Tensor, nn
 
 import sketchoptim as so
 
-from ..nn import MACH, Aggregation, BagEncoder, Bags, FeatureHashing, SampledSoftmax, recall
+from ..nn import (
+    MACH,
+    Aggregation,
+    BagEncoder,
+    Bags,
+    FeatureHashing,
+    LSHSoftmax,
+    SampledSoftmax,
+    recall,
+)
 from ..storage import Memory
 from .train import DivergedError
 
-Output = Literal["mach", "sampled"]
+Output = Literal["mach", "sampled", "lsh"]
 Method = Literal["exact", "lean", "v-only"]
 
 MEMORIES: dict[Method, str | Memory] = {
@@ -119,7 +128,7 @@ class Settings:
     """How one model is built and trained.
 
     Args:
-        output: "mach", or "sampled" softmax over all classes.
+        output: "mach", or a "sampled" or "lsh" softmax over all classes.
         method: where the tables' moments are kept, one of `MEMORIES`.
         table_lr: first learning rate of the tables with sparse gradients; falls linearly to zero.
         body_lr: first learning rate of the other layers, which exact Adam trains in all methods.
@@ -129,7 +138,9 @@ class Settings:
         dim: hidden units.
         members: of MACH.
         buckets: of MACH's members.
-        samples: negatives of the sampled softmax.
+        samples: negatives of a batch of the sampled softmax.
+        bits: planes of each of the LSH softmax's 16 tables.
+        active: classes that a path finds in them, at most, and as many random ones.
         seed: of weights, order and negatives.
     """
 
@@ -138,12 +149,14 @@ class Settings:
     table_lr: float
     body_lr: float = 1e-2
     steps: int
-    batch: int = 1024
+    batch: int = 512
     features: int = 80_000
     dim: int = 256
     members: int = 4
     buckets: int = 1024
     samples: int = 4096
+    bits: int = 15
+    active: int = 128
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -161,13 +174,14 @@ class Settings:
 class EncodedSoftmax(nn.Module):
     """A softmax over all classes on top of one hidden layer."""
 
-    def __init__(self, encoder: BagEncoder, head: SampledSoftmax) -> None:
+    def __init__(self, encoder: BagEncoder, head: SampledSoftmax | LSHSoftmax, seed: int) -> None:
         super().__init__()
         self.encoder, self.head = encoder, head
+        self.generator = torch.Generator().manual_seed(seed)
 
     def forward(self, bags: Bags, labels: Tensor) -> Tensor:
         """The loss of a batch."""
-        loss: Tensor = self.head(self.encoder(*bags), labels)
+        loss: Tensor = self.head(self.encoder(*bags), labels, generator=self.generator)
         return loss
 
 
@@ -204,8 +218,22 @@ def build(classes: int, settings: Settings) -> Classifier:
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
-        head = SampledSoftmax(settings.dim, classes, samples=settings.samples, bias=True)
-        return EncodedSoftmax(encoder(), head)
+        return EncodedSoftmax(encoder(), _head(classes, settings), settings.seed)
+
+
+def _head(classes: int, settings: Settings) -> SampledSoftmax | LSHSoftmax:
+    if settings.output == "sampled":
+        return SampledSoftmax(settings.dim, classes, samples=settings.samples, bias=True)
+    return LSHSoftmax(
+        settings.dim,
+        classes,
+        bits=settings.bits,
+        budget=settings.active,
+        negatives=settings.active,
+        rebuild_every=100,
+        bias=True,
+        seed=settings.seed,
+    )
 
 
 def train(task: Task, settings: Settings) -> Run:
@@ -290,7 +318,4 @@ def top_ids(model: Classifier, bags: Bags, k: int, aggregation: Aggregation = "m
     """The `k` best classes of each text, int64 [texts, k]: a softmax knows no aggregation."""
     if isinstance(model, MACH):
         return model.top_k(bags, k, aggregation=aggregation).ids
-    head = model.head
-    assert head.bias is not None  # build() asks for it
-    logits: Tensor = model.encoder(*bags) @ head.weight.T + head.bias.T
-    return logits.topk(k).indices
+    return model.head.top_k(model.encoder(*bags), k)

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import hashing
+from .output_table import check_positive
 
 Unit = Literal["trigrams", "words"]
 Bytes = npt.NDArray[np.uint8]
@@ -193,9 +194,7 @@ class BagEncoder(nn.Module):
 
     def __init__(self, features: int, dim: int, *, expected: int = 50) -> None:
         super().__init__()
-        for name, value in (("features", features), ("dim", dim), ("expected", expected)):
-            if value < 1:
-                raise ValueError(f"{name} must be >= 1, got {value}")
+        check_positive(features=features, dim=dim, expected=expected)
         bound = (3 / expected) ** 0.5
         self.weight = nn.Parameter(torch.empty(features, dim).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.zeros(dim))

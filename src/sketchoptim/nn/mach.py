@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from .. import hashing
 from ..ops.top_classes import Combination, TopClasses, class_scores, top_classes
+from .output_table import check_positive
 
 Inputs = Tensor | tuple[Tensor | None, ...]
 Aggregation = Literal["mean", "min", "median", "logits", "harmonic"]
@@ -303,8 +304,7 @@ def recall(found: Tensor, labels: Tensor) -> float:
 
 
 def _check_sizes(dim: int, classes: int, buckets: int, members: list[int]) -> None:
-    if dim < 1:
-        raise ValueError(f"dim must be >= 1, got {dim}")
+    check_positive(dim=dim)
     if not 2 <= classes <= hashing.MAX_ID + 1:
         raise ValueError(f"classes must be in [2, 2**32], got {classes}")
     if not 2 <= buckets <= min(classes, hashing.MAX_WIDTH):
