@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#define SKETCHOPTIM_ABI 3
+#define SKETCHOPTIM_ABI 4
 
 enum DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 enum Kind : int32_t { kNone = 0, kExact = 1, kRowWise = 2, kSketch = 3 };

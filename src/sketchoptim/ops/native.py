@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-_ABI = 3
+_ABI = 4
 # From torch's name of what the machine can do to our name of what a library was built for.
 _LEVELS = {"AVX512": "v4", "AVX2": "v3"}
 
