@@ -24,12 +24,12 @@ class LSHSoftmax(OutputTable):
     An example's active classes are those in the buckets that its hidden vector falls into, up to
     `budget` of them, plus its label, plus `negatives` random ones. Its loss is
 
-        loss = log(sum_{active c} exp o'(c)) - o'(y),    o'(c) = o(c) - log q(c),
+        loss = log(sum_{active c} exp(o(c)) / q(c)) - o(y)
 
-    with q = 1, or, when `corrected`, with the probability that c is active for the label y = c,
-    which is one, and for others, which follows from angle, budget and random draw. So correcting
-    makes the sum an unbiased estimate of the softmax's denominator, over the choice of planes,
-    while no bucket holds more than `budget` classes. Without, as in the paper, training is
+    with logits o, label y and q = 1. When `corrected`, q(c) is the probability that c is active:
+    one for the label; for others it follows from their angle, the budget and the random draw. The
+    sum is then an unbiased estimate of the softmax's denominator, over the choice of planes, as
+    long as no bucket holds more than `budget` classes. Without it, as in the paper, training is
     against the hardest classes only, and logits do not become log probabilities.
     Test: `tests/nn/test_lsh_softmax.py::test_corrected_denominators_are_right_in_the_mean`.
 
@@ -39,7 +39,8 @@ class LSHSoftmax(OutputTable):
 
     Tables are made of the weights as they are, with new random planes every time: in the first
     training step, and whenever `rebuild_every` says. They are no part of `state_dict()`, which
-    only counts the steps and so costs no memory; after loading, they are made anew.
+    only counts the steps and builds; after loading, they are made anew. They take 4 bytes a class
+    and table and 8 bytes a bucket.
 
     Args:
         dim: length of a hidden vector.
