@@ -11,6 +11,7 @@ from sketchoptim.diagnostics.frequencies import RowFrequencies
 from sketchoptim.diagnostics.shapes import parameter_shapes
 from sketchoptim.experiments.models import FullSoftmax
 from sketchoptim.nn import SampledSoftmax
+from sketchoptim.nn.feature_hashing import BagEncoder
 
 TOML = """
 [[tables]]
@@ -67,12 +68,19 @@ def test_layers_with_sparse_gradients_are_tables():
             "bag": nn.EmbeddingBag(9, 2, sparse=True),
             "dense": nn.Embedding(9, 2),
             "softmax": SampledSoftmax(2, 9, samples=3, bias=True),
+            "features": BagEncoder(9, 2),
             "linear": nn.Linear(2, 2),
             "full": FullSoftmax(2, 9, bias=True),
         }
     )
     tables = {shape.name for shape in parameter_shapes(model) if shape.is_table}
-    assert tables == {"sparse.weight", "bag.weight", "softmax.weight", "softmax.bias"}
+    assert tables == {
+        "sparse.weight",
+        "bag.weight",
+        "softmax.weight",
+        "softmax.bias",
+        "features.weight",
+    }
 
 
 def test_in_a_list_vectors_are_not_tables():

@@ -94,9 +94,9 @@ def _pairs(source: Any) -> Iterator[tuple[str, Any]]:
 def _of_model(model: nn.Module) -> Iterator[ParameterShape]:
     sparse: set[Tensor] = set()
     for module in model.modules():
-        # as nn.Embedding, nn.EmbeddingBag and the output layers of sketchoptim.nn say it
+        # as nn.Embedding, nn.EmbeddingBag and the layers of sketchoptim.nn say it of their tables
         if getattr(module, "sparse", False) is True:
-            sparse.update(module.parameters(recurse=False))
+            sparse.update(p for p in module.parameters(recurse=False) if p.dim() > 1)
     for name, parameter in model.named_parameters():
         yield _of_tensor(name, parameter, parameter in sparse)
 

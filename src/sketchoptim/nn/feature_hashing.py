@@ -192,6 +192,9 @@ class BagEncoder(nn.Module):
         torch.Size([1, 16])
     """
 
+    sparse = True
+    """Whether its table gets sparse gradients: as `nn.Embedding` says it, for `so.plan`."""
+
     def __init__(self, features: int, dim: int, *, expected: int = 50) -> None:
         super().__init__()
         check_positive(features=features, dim=dim, expected=expected)
