@@ -49,6 +49,9 @@ def plan(
     array without collisions. Bytes go where they lower the sum of the tables' predicted relative
     errors most: tables whose rows are about equally frequent get more than skewed ones.
 
+    A smaller error of v is not a better model by itself. Collisions shorten the steps of rare rows,
+    so each plan wants a learning rate of its own, and "lean" may train better than an array.
+
     Args:
         model_or_shapes: A model, also on the meta device; an optimizer; (name, shape) pairs; or a
             TOML or JSON file with a list of ``tables`` and one of ``dense`` parameters, each with
