@@ -5,13 +5,15 @@
 The limit is the time that one core takes to stream as many bytes as scores are looked at, classes x
 members x queries x 4, from memory: it is measured by summing an array of three times the last-level
 cache, in turn with the searches. A search can stay below it, since the members' scores of buckets
-are read many times over and those of few members fit the caches.
+are read many times over and those of few members fit the caches. "peak MB" is the whole process
+during a search: the interpreter and torch, the scores and their copy by bucket, and the array that
+is summed.
 """
 
 import argparse
-import resource
 import statistics
 import time
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -23,10 +25,9 @@ from sketchoptim.ops.top_classes import Combination, class_scores, top_classes
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Compares with argsort, then measures every number of members and combination."""
+    """Measures every number of members and combination, then compares with argsort."""
     options = parsed(arguments)
     torch.set_num_threads(options.threads)
-    check_against_argsort(options)
     print(
         f"{options.classes:,} classes, {options.buckets:,} buckets, {options.queries} queries, "
         f"top {options.k}, {options.threads} threads"
@@ -35,6 +36,7 @@ def main(arguments: list[str] | None = None) -> None:
     for members in options.members:
         for combination in options.combinations:
             print(measured(members, combination, options), flush=True)
+    check_against_argsort(options)
 
 
 def parsed(arguments: list[str] | None) -> argparse.Namespace:
@@ -81,21 +83,33 @@ def measured(members: int, combination: Combination, options: argparse.Namespace
     score_bytes = options.classes * members * options.queries * 4
     searches, limits = [], []
     for _ in range(options.repetitions):
+        forget_peak()
         start = time.perf_counter()
         stream.sum()
         middle = time.perf_counter()
         top_classes(tables, words, options.classes, options.k, combination)
         end = time.perf_counter()
+        peak = peak_bytes() / 1e6
         stream.sum()
         streamed = middle - start + time.perf_counter() - end
         searches.append(end - middle)
         limits.append(score_bytes * streamed / (2 * 4 * stream.numel()))
     ratio = statistics.median(s / limit for s, limit in zip(searches, limits, strict=True))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return (
         f"{members:>7} {combination:<9}{statistics.median(searches):>9.2f}"
         f"{statistics.median(limits):>9.2f}{ratio:>7.2f}{peak:>9.0f}"
     )
+
+
+def forget_peak() -> None:
+    """Makes what the process has now the most that it has had."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_bytes() -> int:
+    """The most memory that the process has had since."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
 if __name__ == "__main__":
