@@ -15,7 +15,7 @@ from .samplers import LogUniformSampler, Negatives, Repeats, Sampler, check_repe
 class SampledSoftmax(OutputTable):
     """Cross entropy over `classes` classes that touches only the labels' and the drawn rows.
 
-    With logits o(c) = <hidden, weight[c]> + bias[c], labels y and drawn negatives s, each drawn
+    With logits o(c) = `<hidden, weight[c]>` + bias[c], labels y and drawn negatives s, each drawn
     m(s) times where q(s) times were expected, the loss of one token is
 
         o'(c) = o(c) + log m(c) - log q(c),

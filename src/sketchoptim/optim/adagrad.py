@@ -14,11 +14,12 @@ from .slot import State
 
 
 class Adagrad(Optimizer):
-    r"""Adagrad whose sum of squares lives where `memory` says.
+    """Adagrad whose sum of squares lives where `memory` says.
 
-    .. math::
-        v \gets v + g^2, \quad
-        p \gets p - \frac{\mathrm{lr}}{1 + (t - 1) \mathrm{lr\_decay}} \frac{g}{\sqrt{v} + \epsilon}
+    In step t::
+
+        v <- v + g^2
+        p <- p - lr / (1 + (t - 1) lr_decay) * g / (sqrt(v) + eps)
 
     Args:
         params: Parameters, named parameters or groups, as in torch.optim.

@@ -15,11 +15,13 @@ from .slot import State
 
 
 class Adam(Optimizer):
-    r"""Adam whose moments live where `memory` says; by default a half byte a row in all.
+    """Adam whose moments live where `memory` says; by default a half byte a row in all.
 
-    .. math::
-        m \gets \beta_1 m + (1 - \beta_1) g, \quad v \gets \beta_2 v + (1 - \beta_2) g^2, \quad
-        p \gets p - \mathrm{lr} \frac{m / (1 - \beta_1^t)}{\sqrt{v / (1 - \beta_2^t)} + \epsilon}
+    In step t::
+
+        m <- beta1 m + (1 - beta1) g
+        v <- beta2 v + (1 - beta2) g^2
+        p <- p - lr * m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps)
 
     Under the default, "lean", m is dropped (the step uses g) and v is the mean of g^2 over a row.
     Sparse gradients move touched rows only and take epsilon as `torch.optim.SparseAdam` does,
@@ -129,7 +131,7 @@ class Adam(Optimizer):
 
 
 class AdamW(Adam):
-    r"""Adam with weight decay apart from the gradient: :math:`p \gets (1 - \mathrm{lr} \lambda) p`.
+    """Adam with weight decay apart from the gradient: ``p <- (1 - lr * weight_decay) p``.
 
     Where a gradient is sparse, touched rows alone decay, each time they are touched. All else is
     as in `Adam`.

@@ -14,11 +14,12 @@ from .slot import State
 
 
 class RMSprop(Optimizer):
-    r"""RMSprop whose mean of squares lives where `memory` says.
+    """RMSprop whose mean of squares lives where `memory` says.
 
-    .. math::
-        v \gets \alpha v + (1 - \alpha) g^2, \quad
-        p \gets p - \mathrm{lr} \frac{g}{\sqrt{v} + \epsilon}
+    A step is::
+
+        v <- alpha v + (1 - alpha) g^2
+        p <- p - lr * g / (sqrt(v) + eps)
 
     Args:
         params: Parameters, named parameters or groups, as in torch.optim.

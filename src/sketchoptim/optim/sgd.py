@@ -14,11 +14,12 @@ from .slot import State
 
 
 class SGD(Optimizer):
-    r"""SGD whose momentum lives where `memory` says.
+    """SGD whose momentum lives where `memory` says.
 
-    .. math::
-        m \gets \mu m + (1 - \mathrm{dampening}) g, \quad
-        p \gets p - \mathrm{lr}\, (g + \mu m \text{ if nesterov, else } m)
+    A step is::
+
+        m <- momentum m + (1 - dampening) g
+        p <- p - lr * (g + momentum m  if nesterov, else  m)
 
     As in torch.optim, the first step does not dampen. Under "lean", the default, and every other
     memory without a first moment, the momentum of a compressed parameter is dropped: it steps by
