@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.up-to-date
 NATIVE := CMakeLists.txt $(shell find csrc 2>/dev/null)
 
-.PHONY: setup check test demo format sanitize clean
+.PHONY: setup check test demo docs format sanitize clean
 
 setup: $(STAMP)
 
@@ -24,6 +24,15 @@ test: check
 
 demo: setup
 	$(BIN)/sketchoptim demo
+
+# The site, in site/: the API pages come from the docstrings in src/, and nothing is fetched. The
+# variable silences a notice about the theme's future, which is no warning about our pages.
+docs: $(STAMP).docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+$(STAMP).docs: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $@
 
 format: setup
 	$(BIN)/ruff check --fix
@@ -46,5 +55,5 @@ build/sanitize/%: $(SANITIZED) $(wildcard csrc/*.h)
 	$(CXX) $(SANITIZE) $@.objects/*.o -o $@
 
 clean:
-	rm -rf $(VENV) build dist .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist site .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find src tests benchmarks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

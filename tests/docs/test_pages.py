@@ -1,0 +1,75 @@
+"""The pages of the docs keep their word: their code runs, and prints what they say it prints."""
+
+import contextlib
+import importlib.util
+import io
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+
+DOCS = Path(__file__).parents[2] / "docs"
+PACKAGES = {"howto/lightning.md": "lightning", "howto/trainer.md": "transformers"}
+# a block of code and, where one follows at once, the text that it prints
+BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
+
+
+class Block(NamedTuple):
+    line: int
+    code: str
+    printed: str | None
+
+
+def blocks(markdown: str) -> list[Block]:
+    return [
+        Block(markdown.count("\n", 0, match.start(1)), match[1], match[2])
+        for match in BLOCK.finditer(markdown)
+    ]
+
+
+def pages_with_code() -> list[str]:
+    paths = [path for path in sorted(DOCS.rglob("*.md")) if blocks(path.read_text("utf-8"))]
+    return [path.relative_to(DOCS).as_posix() for path in paths]
+
+
+def run(found: list[Block], page: str) -> None:
+    """Runs the blocks of a page one after the other, in one namespace."""
+    namespace = {"__name__": page}
+    with torch.random.fork_rng(devices=[]):
+        for block in found:
+            output = io.StringIO()
+            # as many lines as come before the block, so that a traceback has the page's lines
+            program = compile("\n" * block.line + block.code, page, "exec")
+            with contextlib.redirect_stdout(output):
+                exec(program, namespace)
+            if block.printed is not None:
+                assert output.getvalue() == block.printed, f"{page}, line {block.line}"
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")  # Lightning's advice
+@pytest.mark.filterwarnings(r"ignore:.isinstance\(treespec, LeafSpec\):FutureWarning")
+@pytest.mark.parametrize("page", pages_with_code())
+def test_the_code_of_a_page_runs_and_prints_what_it_says(page, tmp_path, monkeypatch):
+    package = PACKAGES.get(page)
+    if package is not None and importlib.util.find_spec(package) is None:
+        pytest.skip(f"{page} needs {package}")
+    monkeypatch.chdir(tmp_path)  # where pages save what they save
+    run(blocks((DOCS / page).read_text("utf-8")), page)
+
+
+def test_the_pages_are_found():
+    assert {"index.md", "tutorial.md", "memory.md", *PACKAGES} <= {*pages_with_code()}
+
+
+def test_a_block_that_prints_something_else_fails():
+    page = "```python\nx = 1\n```\n\nThen:\n```python\nprint(x)\n```\n```text\n2\n```\n"
+    with pytest.raises(AssertionError, match="a page, line 6"):
+        run(blocks(page), "a page")
+
+
+def test_a_block_that_raises_fails_with_the_line_of_the_page():
+    with pytest.raises(ZeroDivisionError) as raised:
+        run(blocks("Text.\n\n```python\nx = 1\nx / 0\n```\n"), "a page")
+    assert raised.traceback[-1].lineno + 1 == 5
