@@ -53,3 +53,11 @@ def test_every_test_that_a_page_names_exists():
     assert named
     for file, test in named:
         assert f"def {test}" in (ROOT / "tests" / file).read_text("utf-8"), f"{file}::{test}"
+
+
+def test_every_benchmark_that_a_page_or_the_source_names_exists():
+    pages = [ROOT / "README.md", *DOCS.rglob("*.md"), *(ROOT / "src").rglob("*.py")]
+    text = "".join(path.read_text("utf-8") for path in pages)
+    named = set(re.findall(r"benchmarks/(\w+\.\w+)", text))
+    assert named - {path.name for path in (ROOT / "benchmarks").iterdir()} == set()
+    assert len(named) > 3

@@ -45,7 +45,7 @@ class SampledSoftmax(OutputTable):
             as a count, or "redrawn" until `samples` ids are distinct, which TensorFlow calls
             unique. Merged is the default: like redrawn, and unlike kept, it gives a frequent
             class a weight without noise, and unlike redrawn it takes one draw, whatever the law.
-            `benchmarks/sampled_softmax.py` has the bias and spread of all three.
+            `benchmarks/softmax_layers.py` has the bias and spread of all three.
 
     Shapes: hidden [..., dim], labels [...] int64; the loss is a scalar unless reduction="none".
 
