@@ -1,4 +1,5 @@
 import re
+from pathlib import Path
 
 import pytest
 
@@ -6,6 +7,7 @@ import sketchoptim as so
 from sketchoptim.experiments.data import DataSettings
 from sketchoptim.experiments.recipes import SweepSettings, load_recipe, parse_recipe, recipe_names
 
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 TEXT = """
 title = "A test"
 reference = "none"
@@ -48,12 +50,18 @@ def test_every_packaged_recipe_is_valid_and_has_a_small_size(name):
     assert "lean" in recipe.contestants
 
 
+@pytest.mark.parametrize("path", sorted(BENCHMARKS.glob("*.toml")), ids=lambda path: path.stem)
+def test_every_recipe_of_the_benchmarks_is_valid(path):
+    assert load_recipe(str(path)).sizes["small"].train.steps > 0
+
+
 def test_the_paper_has_its_recipes():
     assert {
         "wikitext2-momentum",
         "wikitext2-adam",
         "wikitext103-adagrad",
         "lm1b-adam",
+        "megaface-lsh",
     } <= {*recipe_names()}
 
 

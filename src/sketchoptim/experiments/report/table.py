@@ -18,7 +18,7 @@ def comparison_table(made: Reproduction) -> Table:
     for number, column in enumerate(columns):
         table.add_column(column, justify="right" if number else "left", no_wrap=not number)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(cell.replace(" ± ", "±") for cell in row))  # where lines could break
     return table
 
 
