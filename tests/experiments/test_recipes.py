@@ -62,6 +62,7 @@ def test_the_paper_has_its_recipes():
         "wikitext103-adagrad",
         "lm1b-adam",
         "megaface-lsh",
+        "amazon-mach",
     } <= {*recipe_names()}
 
 

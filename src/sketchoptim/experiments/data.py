@@ -7,9 +7,11 @@ from typing import Literal, get_args
 
 from .corpora import (
     Corpus,
+    LabelledTexts,
     NoisyViews,
     Vocabulary,
     draw_text,
+    read_labelled,
     read_lm1b,
     read_python_sources,
     read_text,
@@ -35,7 +37,9 @@ __all__ = [
     "segments",
 ]
 
-DataKind = Literal["wikitext", "lm1b", "text", "counts", "python", "vectors", "token-vectors"]
+DataKind = Literal[
+    "wikitext", "lm1b", "text", "counts", "python", "vectors", "token-vectors", "labelled"
+]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,11 +49,11 @@ class DataSettings:
     Args:
         kind: "wikitext" and "lm1b" as published, "text" any text, "counts" a text drawn from word
             counts, "python" Python's own sources; "vectors" noisy views of the vectors in a file,
-            "token-vectors" of those in the package wordllama.
+            "token-vectors" of those in the package wordllama; "labelled" texts with classes.
         path: Below the data folder, which is `$SKETCHOPTIM_DATA`, else `../shared/data`.
         get: Where to get it, for the error that says it is missing.
         min_count: Words seen less often become unknown; "text" and "lm1b" only.
-        held_out: Share of the lines for validation, and for testing; "text" only.
+        held_out: Share of the lines for validation, and in "text" for testing.
         words: How many are drawn; "counts" only.
         noise: Of a view, in lengths of its vector; "vectors" and "token-vectors" only.
     """
@@ -69,16 +73,15 @@ class DataSettings:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
 
-    @property
-    def is_text(self) -> bool:
-        """Whether words follow one another, or vectors belong to classes."""
-        return self.kind not in ("vectors", "token-vectors")
-
     def views(self, path: Path | None = None) -> NoisyViews:
         """The views of the vectors at `path`, by default where `find_data` finds them."""
         if self.kind == "token-vectors":
             return NoisyViews(token_vectors(), self.noise)
         return NoisyViews(read_vectors(find_data(self, path)), self.noise)
+
+    def labelled(self, path: Path | None = None) -> LabelledTexts:
+        """The labelled texts at `path`, by default where `find_data` finds them."""
+        return read_labelled(find_data(self, path), held_out=self.held_out)
 
     def read(self, path: Path | None = None) -> Corpus:
         """The text at `path`, by default where `find_data` finds it."""

@@ -48,7 +48,7 @@ class Model(nn.Module):
     """What the training loop asks of a model."""
 
     def loss(
-        self, inputs: Tensor, labels: Tensor, state: Any, *, generator: Generator | None
+        self, inputs: Any, labels: Tensor, state: Any, *, generator: Generator | None
     ) -> tuple[Tensor, Any]:
         """The training loss, and the state to go on from."""
         raise NotImplementedError

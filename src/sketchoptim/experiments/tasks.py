@@ -7,9 +7,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ..nn import Bags
 from .classifier import Classifier, ClassifierSettings
-from .corpora import Corpus, NoisyViews, Part, segments
+from .corpora import Corpus, LabelledTexts, NoisyViews, Part, segments
 from .models import LanguageModel, Model, ModelSettings, State
+from .text_classifier import MachSettings, TextClassifier
+
+Inputs = Tensor | Bags
 
 
 class Task(Protocol):
@@ -23,7 +27,7 @@ class Task(Protocol):
         """How many batches a pass over the training data has."""
         ...
 
-    def batch(self, number: int, *, batch: int, length: int) -> tuple[Tensor, Tensor]:
+    def batch(self, number: int, *, batch: int, length: int) -> tuple[Inputs, Tensor]:
         """Inputs and labels of a step, whichever were asked for before."""
         ...
 
@@ -83,6 +87,59 @@ class ClassOfView:
         views, classes = self.views.batch(part, 0, limit)
         best = model.softmax.top_k(views.to(model.device), 1)[:, 0]
         return 100 * (best.cpu() != classes).double().mean().item()
+
+
+@dataclass(frozen=True)
+class ClassOfText:
+    """The class of a text, measured by how often, in percent, it is not among the best found."""
+
+    texts: LabelledTexts
+    settings: MachSettings
+
+    def model(self) -> TextClassifier:
+        """A classifier over the texts' classes."""
+        return TextClassifier(self.texts.classes, self.settings)
+
+    def batches(self, *, batch: int, length: int) -> int:
+        """Batches a pass; `length` is not used."""
+        return math.ceil(len(self.texts.train) / batch)
+
+    def batch(self, number: int, *, batch: int, length: int) -> tuple[Bags, Tensor]:
+        """Bags of features and their classes; texts come in strides, so that none are neighbours.
+
+        A stride that has no divisor in common with the number of texts meets every text once
+        before it meets one again.
+        """
+        size = len(self.texts.train)
+        stride = round(size * (math.sqrt(5) - 1) / 2)
+        while math.gcd(stride, size) > 1:
+            stride += 1
+        rows = (torch.arange(number * batch, (number + 1) * batch) * stride) % size
+        return self._bags("train", rows)
+
+    @torch.no_grad()
+    def measured(self, model: Model, part: Part, *, limit: int) -> float:
+        """Percent of texts whose class is not among the `settings.at` best."""
+        assert isinstance(model, TextClassifier)
+        rows = torch.arange(min(limit, len(self.texts.part(part))))
+        found = []
+        for some in rows.split(512):
+            bags, classes = self._bags(part, some)
+            best = model.mach.top_k(moved(bags, model.mach.words.device), self.settings.at).ids
+            found.append((best.cpu() == classes[:, None]).any(1))
+        return 100 * (~torch.cat(found)).double().mean().item()
+
+    def _bags(self, part: Part, rows: Tensor) -> tuple[Bags, Tensor]:
+        texts, classes = self.texts.part(part).take(rows)
+        return self.settings.hashing(texts), classes
+
+
+def moved(inputs: Inputs, device: torch.device | str) -> Inputs:
+    """The inputs on a device."""
+    if isinstance(inputs, Tensor):
+        return inputs.to(device)
+    weights = None if inputs.weights is None else inputs.weights.to(device)
+    return Bags(inputs.ids.to(device), inputs.offsets.to(device), weights)
 
 
 @torch.no_grad()

@@ -16,10 +16,18 @@ from ..data import DataSettings
 from ..methods import Method
 from ..models import ModelSettings
 from ..settings import TrainSettings
-from ..tasks import ClassOfView, NextWords, Task
+from ..tasks import ClassOfText, ClassOfView, NextWords, Task
+from ..text_classifier import MachSettings
 from .parsing import parsed
 
 Size = Literal["full", "small"]
+
+# what is learnt follows from the data; where there is nothing else to learn, the next word is
+_MODELS: dict[str, type] = {
+    "vectors": ClassifierSettings,
+    "token-vectors": ClassifierSettings,
+    "labelled": MachSettings,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +59,7 @@ class Setting:
     """
 
     about: str
-    model: ModelSettings | ClassifierSettings
+    model: ModelSettings | ClassifierSettings | MachSettings
     train: TrainSettings
     data: DataSettings
     sweep: SweepSettings = SweepSettings()
@@ -64,6 +72,8 @@ class Setting:
         """What is learnt, from the data at `path` or where it is looked for."""
         if isinstance(self.model, ClassifierSettings):
             return ClassOfView(self.data.views(path), self.model)
+        if isinstance(self.model, MachSettings):
+            return ClassOfText(self.data.labelled(path), self.model)
         return NextWords(self.data.read(path), self.model)
 
 
@@ -159,7 +169,7 @@ def _setting(table: Any, common: dict[str, Any], *, where: str) -> Setting:
     rest = dict(table)
     data = parsed(DataSettings, {**common, **rest.pop("data", {})}, where=f"{where}.data")
     kinds: dict[str, type] = {
-        "model": ModelSettings if data.is_text else ClassifierSettings,
+        "model": _MODELS.get(data.kind, ModelSettings),
         "train": TrainSettings,
         "sweep": SweepSettings,
     }
