@@ -41,7 +41,7 @@ class Finding:
 
     @property
     def is_overflowing(self) -> bool:
-        """Whether the load is past the limit, where the forms of the paper diverge."""
+        """Whether the load is past the limit, where a first moment drowns in collisions."""
         return self.load is not None and self.limit is not None and self.load > self.limit
 
     def scalars(self) -> dict[str, float]:

@@ -250,7 +250,7 @@ class Optimizer(torch.optim.Optimizer):
             warnings.warn(
                 f"{load:.0f} active rows a bucket a step in the first moment of the parameter of "
                 f"shape {list(parameter.shape)}: above {limit:.0f} a sketched first moment "
-                "drowns in collisions, and the forms of the paper diverge. Use a larger ratio, "
+                "drowns in collisions, and training may diverge. Use a larger ratio, "
                 "or Memory(first=None)",
                 stacklevel=5,  # the caller of step(), behind the wrapper that torch puts around it
             )
