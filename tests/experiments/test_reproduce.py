@@ -133,8 +133,20 @@ def test_the_table_has_the_papers_numbers_beside_ours(made):
     assert exact["of Adam's"] == "100.000%"
     assert float(lean["of Adam's"].rstrip("%")) < 20
     console = Console(record=True, width=200, file=io.StringIO())
-    console.print(comparison_table(made))
+    console.print(comparison_table(made, console))
     assert "Numbers & signs" in console.export_text()
+
+
+def test_a_narrow_terminal_gets_fewer_columns_but_whole_numbers(made):
+    console = Console(file=io.StringIO(), width=60)
+    console.print(comparison_table(made, console))
+    printed = console.file.getvalue()
+    columns, rows = comparison(made)
+    assert "…" not in printed
+    assert "the page has more columns" in printed
+    for title in (f"test {made.recipe.metric}", "state of tables"):
+        for row in rows:
+            assert row[columns.index(title)] in printed
 
 
 def test_a_curve_reaches_its_target_between_two_points():

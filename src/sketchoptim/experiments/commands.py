@@ -160,7 +160,7 @@ def reproduce(
             output=folder,
             console=console,
         )
-    console.print(comparison_table(made))
+    console.print(comparison_table(made, console))
     console.print(f"report: {write_report(made, folder)}")
 
 

@@ -52,6 +52,6 @@ def run_demo(
         output=output,
         console=console,
     )
-    console.print(comparison_table(made))
+    console.print(comparison_table(made, console))
     console.print(f"report: {write_report(made, output)}")
     return made

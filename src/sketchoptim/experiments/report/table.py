@@ -2,23 +2,38 @@
 
 import math
 import statistics
+import textwrap
 from collections.abc import Sequence
 
 from rich import box
+from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 from ..machine import readable_bytes
 from ..reproduce import Findings, Reproduction
 
+# What a narrow terminal does without, in this order; the page has it all.
+_DISPENSABLE = ("lr of tables", "update", "valid", "ms a step", "peak", "paper", "s to")
 
-def comparison_table(made: Reproduction) -> Table:
-    """The table for the terminal."""
+
+def comparison_table(made: Reproduction, console: Console) -> Table:
+    """The table for the terminal: as many columns as fit on it without breaking a number."""
     columns, rows = comparison(made)
-    table = Table(title=f"{made.recipe.title} ({made.size})", box=box.SIMPLE_HEAD, pad_edge=False)
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="right" if number else "left", no_wrap=not number)
-    for row in rows:
-        table.add_row(*(cell.replace(" ± ", "±") for cell in row))  # where lines could break
+    kept = list(range(len(columns)))
+    for prefix in ("", *_DISPENSABLE):
+        kept = [at for at in kept if not prefix or not columns[at].startswith(prefix)]
+        table = Table(title=f"{made.recipe.title} ({made.size})", box=box.SIMPLE_HEAD)
+        for at in kept:
+            heading = textwrap.fill(columns[at], 12, break_long_words=False)
+            table.add_column(heading, justify="right" if at else "left", no_wrap=True)
+        for row in rows:
+            table.add_row(*(row[at] for at in kept))
+        unbounded = console.options.update(max_width=10_000)
+        if Measurement.get(console, unbounded, table).maximum <= console.width:
+            break
+    if len(kept) < len(columns):
+        table.caption = "the page has more columns"
     return table
 
 
