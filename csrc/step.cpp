@@ -183,7 +183,8 @@ void update_rows(const Step& s) {
   const bool by_column = is_item_wise(s.first) || is_item_wise(s.second);
   const bool has_row_values = is_by_row(s.second);
   const float eps = s.eps, second_root = s.second_root;
-  const float nesterov = s.has_nesterov ? s.nesterov : 0.0f;
+  const float nesterov = s.nesterov;
+  const bool has_nesterov = First::kIsKept && s.has_nesterov;
   in_parallel(s, by_column, [&](Span rows, Span columns) {
     std::unique_ptr<float[]> buffer(new float[s.dim]);
     const Applied<P> apply(s);
@@ -197,7 +198,7 @@ void update_rows(const Step& s) {
       for_columns(columns.begin, columns.end, [&](int64_t c, int64_t count) ALWAYS {
         const Lanes x = load(g, kFloat32, c, count);
         Lanes direction = first.move(c, count, x);
-        if (First::kIsKept && nesterov != 0.0f) direction = x + direction * nesterov;
+        if (has_nesterov) direction = x + direction * nesterov;
         if (Second::kIsKept) {
           const Lanes size = root(second.move(c, count, x * x));
           direction /= (second_root == 1.0f ? size : size / second_root) + eps;

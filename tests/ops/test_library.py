@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from backends import LEVELS, needs_native, stepping_by
 from torch import Tensor
 
 import sketchoptim as so
@@ -86,3 +87,25 @@ def test_the_operator_refuses_values_that_are_not_finite() -> None:
 )
 def test_a_rule_survives_the_way_through_a_vector(rule: Rule) -> None:
     assert rule_from_tensor(rule_to_tensor(rule)) == rule
+
+
+@needs_native
+def test_looking_ahead_with_a_momentum_of_zero_follows_the_gradient_on_every_backend() -> None:
+    memory = so.Memory(first=so.Exact())
+    rule = rule_to_tensor(Rule(step_size=1.0, first=Average(0.5, 0.5), nesterov=0.0))
+    outcomes = []
+    for level in (None, *LEVELS):
+        parameter, momentum = torch.zeros(ROWS, DIM), torch.ones(ROWS, DIM)
+        with stepping_by(level):
+            torch.ops.sketchoptim.step_(
+                parameter,
+                torch.tensor([3]),
+                torch.full((1, DIM), 2.0),
+                [momentum],
+                [],
+                rule,
+                json.dumps(memory.to_dict()),
+            )
+        outcomes.append(parameter[3])
+    for outcome in outcomes:
+        assert torch.equal(outcome, torch.full((DIM,), -2.0))
