@@ -32,10 +32,11 @@ def test_a_pass_shows_every_class_once_on_average(task):
     assert task.batches(batch=16, length=1) == 4
 
 
-def test_a_run_saved_before_a_rebuild_goes_on_bit_for_bit(task):
+@pytest.mark.parametrize("saved_at", [10, 13])
+def test_a_saved_run_goes_on_bit_for_bit(task, saved_at):
     whole, restored = (Training(task, settings(steps=20)) for _ in range(2))
     for _ in whole.steps():
-        if whole.step == 10:
+        if whole.step == saved_at:
             saved = {**whole.state_dict()}
             saved["model"] = {
                 name: value.clone() if isinstance(value, torch.Tensor) else value

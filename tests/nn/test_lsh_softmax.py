@@ -1,4 +1,5 @@
 import copy
+import io
 import math
 import pickle
 
@@ -244,19 +245,34 @@ def test_tables_keep_the_weights_they_were_built_from_until_rebuilt(batch):
 # Copies and checkpoints
 
 
-def test_a_checkpoint_holds_the_schedule_and_no_tables(batch):
+def test_a_loaded_layer_goes_on_with_schedule_and_tables_of_the_saved(batch):
     head, (hidden, labels) = head_of(rebuild_every=2), batch
-    for _ in range(3):
-        head(hidden, labels)
-    state = head.state_dict()
-    assert state.keys() == {"weight", "bias", "_extra_state"}
-    assert state["_extra_state"] == {"steps": 3, "builds": 2}
+    head(hidden, labels)
+    with torch.no_grad():
+        head.weight.neg_()  # so that tables made anew would find other classes
+    buffer = io.BytesIO()
+    torch.save(head.state_dict(), buffer)
     other = head_of(rebuild_every=2)
     other.candidates(hidden)
-    other.load_state_dict(state)
-    assert other.steps == 3
-    other(hidden, labels)
-    assert other.builds == 3  # tables of the weights before are gone
+    other.load_state_dict(torch.load(io.BytesIO(buffer.getvalue())))
+    for _ in range(3):
+        assert torch.equal(other(hidden, labels), head(hidden, labels))
+    assert (other.steps, other.builds) == (head.steps, head.builds) == (4, 2)
+
+
+def test_tables_are_made_anew_where_a_checkpoint_has_none_that_fit(batch):
+    head, (hidden, _) = head_of(), batch
+    untrained = head.state_dict()
+    head.candidates(hidden)
+    assert head.builds == 1
+    other = head_of(bits=4)
+    other.load_state_dict(head.state_dict())
+    other.candidates(hidden)
+    assert other.builds == 2
+    head.load_state_dict(untrained)
+    assert head.builds == 0
+    head.candidates(hidden)
+    assert head.builds == 1
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda h: pickle.loads(pickle.dumps(h))])

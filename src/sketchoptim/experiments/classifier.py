@@ -18,8 +18,7 @@ class ClassifierSettings:
         tables: hash tables.
         budget: most classes that an example takes from its buckets.
         negatives: random classes for each example besides.
-        rebuild_every: steps between rebuilds; a run resumes bit for bit where its checkpoints
-            are made at multiples of this.
+        rebuild_every: steps between rebuilds.
     """
 
     bits: int = 15

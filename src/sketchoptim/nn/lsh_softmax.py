@@ -38,9 +38,9 @@ class LSHSoftmax(OutputTable):
     with 15 bits unless angles are small; fewer bits find more and cost more.
 
     Tables are made of the weights as they are, with new random planes every time: in the first
-    training step, and whenever `rebuild_every` says. They are no part of `state_dict()`, which
-    only counts the steps and builds; after loading, they are made anew. They take 4 bytes a class
-    and table and 8 bytes a bucket.
+    training step, and whenever `rebuild_every` says. They take 4 bytes a class and table and 8
+    bytes a bucket, in memory and in `state_dict()`, so that a resumed run goes on bit for bit.
+    Test: `tests/experiments/test_classifier.py::test_a_saved_run_goes_on_bit_for_bit`.
 
     Args:
         dim: length of a hidden vector.
@@ -102,7 +102,7 @@ class LSHSoftmax(OutputTable):
         self.rebuild_every, self.seed = rebuild_every, seed
         self.steps, self.builds = 0, 0
         self._index: SimHashIndex | None = None
-        self.register_load_state_dict_post_hook(_forget_index)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(_forget_index)  # type: ignore[no-untyped-call]
 
     def extra_repr(self) -> str:
         """Sizes, for printing."""
@@ -166,24 +166,38 @@ class LSHSoftmax(OutputTable):
     @torch.no_grad()
     def rebuild_(self) -> None:
         """Hashes all classes anew, by new planes; training does it when it is due."""
-        extended = self.dim + (self.bias is not None)
-        normals = SimHashIndex.planes(
-            extended, bits=self.bits, tables=self.tables, seed=(self.seed << 32) + self.builds
-        )
         chunks = (
             self._extended_rows(slice(start, start + _BUILD_CHUNK))
             for start in range(0, self.classes, _BUILD_CHUNK)
         )
-        self._index = SimHashIndex.build(chunks, normals.to(self.weight.device))
+        self._index = SimHashIndex.build(chunks, self._planes(self.builds))
         self.builds += 1
 
-    def get_extra_state(self) -> dict[str, int]:
-        """What `state_dict()` holds besides weight and bias."""
-        return {"steps": self.steps, "builds": self.builds}
+    def get_extra_state(self) -> dict[str, Any]:
+        """What `state_dict()` holds besides weight and bias: the schedule, and the tables."""
+        state: dict[str, Any] = {"steps": self.steps, "builds": self.builds}
+        if self._index is not None:
+            state |= {"members": self._index.members, "starts": self._index.starts}
+        return state
 
-    def set_extra_state(self, state: dict[str, int]) -> None:
-        """Takes up the schedule where the saved layer was."""
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Takes up the schedule and the tables where the saved layer was.
+
+        Tables of a layer with other `bits` or `tables` are left, and made anew when needed.
+        """
         self.steps, self.builds = state["steps"], state["builds"]
+        sizes = (self.tables * self.classes, self.tables * 2**self.bits + 1)
+        members, starts = state.get("members"), state.get("starts")
+        if members is not None and starts is not None and sizes == (len(members), len(starts)):
+            members, starts = (it.to(self.weight.device, copy=True) for it in (members, starts))
+            normals = self._planes(self.builds - 1)
+            self._index = SimHashIndex(normals=normals, members=members, starts=starts)
+
+    def _planes(self, build: int) -> Tensor:
+        """The planes of build number `build`."""
+        extended, seed = self.dim + (self.bias is not None), (self.seed << 32) + build
+        normals = SimHashIndex.planes(extended, bits=self.bits, tables=self.tables, seed=seed)
+        return normals.to(self.weight.device)
 
     def _take_step(self) -> None:
         """Counts a training step, and rebuilds where one is due."""
@@ -267,6 +281,6 @@ def _log_sums_of_exp(logits: Tensor, segment: Tensor, segments: int) -> Tensor:
     return highest + sums.log()
 
 
-def _forget_index(head: "LSHSoftmax", incompatible_keys: Any) -> None:
-    """Tables of other weights are worth nothing."""
+def _forget_index(head: "LSHSoftmax", *_: Any) -> None:
+    """Tables of other weights are worth nothing, in case the checkpoint brings none."""
     head._index = None
