@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from sketchoptim.experiments.data import Corpus, Vocabulary
+from sketchoptim.experiments.methods import Method
 from sketchoptim.experiments.models import LanguageModel, ModelSettings
 from sketchoptim.experiments.tasks import NextWords
 from sketchoptim.experiments.train import (
@@ -109,6 +110,13 @@ def test_learning_rates_fall_to_zero_in_equal_steps(corpus, monkeypatch):
     )
     assert [table for table, _ in seen] == pytest.approx([0.0375, 0.025, 0.0125, 0.0])
     assert [body for _, body in seen] == pytest.approx([0.015, 0.01, 0.005, 0.0])
+
+
+def test_options_of_a_method_are_for_its_tables_alone():
+    method = Method(name="short", options={"betas": (0.5, 0.99)})
+    tables, body = build_optimizers(LanguageModel(30, MODEL), settings(method=method))
+    assert tables.param_groups[0]["betas"] == (0.5, 0.99)
+    assert body.param_groups[0]["betas"] == (0.9, 0.999)
 
 
 def test_tables_and_body_share_the_parameters_out():

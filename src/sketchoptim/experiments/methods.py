@@ -27,7 +27,7 @@ class Method:
         title: What it is called in tables; the name by default.
         optimizer: The optimizer of the tables.
         memory: A preset, or a memory, of theirs.
-        options: Further arguments of the optimizer, such as `betas`.
+        options: Further arguments of the tables' optimizer, such as `betas`.
 
     Example:
         >>> Method.of("adagrad-lean").optimizer

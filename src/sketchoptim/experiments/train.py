@@ -249,7 +249,8 @@ def build_optimizers(model: Model, settings: TrainSettings) -> list[Optimizer]:
     options = {"memory": method.memory, **method.options}
     if not body["params"]:
         return [made(method.optimizer, [tables], **options)]
-    if method.optimizer == settings.body_optimizer:
+    # a method's options are its tables': what trains the body is the same in all methods
+    if method.optimizer == settings.body_optimizer and not method.options:
         return [made(method.optimizer, [tables, body], **options)]
     return [
         made(method.optimizer, [tables], **options),
