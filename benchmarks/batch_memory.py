@@ -11,22 +11,25 @@ allocated counts, touched or not; where an allocation fails, the batch is too la
 
 import argparse
 import json
+import lzma
 import os
 import resource
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
-from typing import get_args
 
 import torch
 
 import sketchoptim as so
-from sketchoptim.experiments.extreme import MEMORIES, Examples, Method, read_task
-from sketchoptim.nn import MACH, BagEncoder, FeatureHashing
+from sketchoptim.experiments.recipes import load_recipe
+from sketchoptim.nn import MACH, BagEncoder, Bags, FeatureHashing
 
 FEATURES = 80_000
+CLASSES = 49_500_000
 STEPS = 2
+METHODS = load_recipe("amazon-mach").contestants
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -56,19 +59,19 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     data = os.environ.get("SKETCHOPTIM_DATA", "../shared/data")
     parser.add_argument("--data", type=Path, default=Path(data) / "debian-contents", help="folder")
-    parser.add_argument("--methods", nargs="+", default=list(get_args(Method)))
+    parser.add_argument("--methods", nargs="+", default=list(METHODS))
     parser.add_argument("--batch", type=int, default=750, help="the paper's with exact Adam")
     parser.add_argument("--limit-mb", type=int, default=2000)
     parser.add_argument("--tolerance", type=float, default=0.05)
     parser.add_argument("--dim", type=int, default=1024)
     parser.add_argument("--buckets", type=int, default=20_000)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--method", choices=get_args(Method), help=argparse.SUPPRESS)
+    parser.add_argument("--method", choices=list(METHODS), help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 
 
 def measured(
-    options: argparse.Namespace, method: Method, batch: int, limit_mb: int
+    options: argparse.Namespace, method: str, batch: int, limit_mb: int
 ) -> dict[str, float] | None:
     """What a process of its own needed for two steps, or None where memory was not enough."""
     command = [sys.executable, __file__, "--method", method, "--data", str(options.data)]
@@ -100,37 +103,39 @@ def largest_batch(
 def steps_taken(options: argparse.Namespace) -> dict[str, float]:
     """Two steps of one method, in this process."""
     torch.set_num_threads(options.threads)
-    batch = examples(options)
+    bags, labels = examples(options)
     if options.limit_mb:
         limit = options.limit_mb * 2**20
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     model = MACH(
         lambda: BagEncoder(FEATURES, options.dim),
         options.dim,
-        49_500_000,
+        CLASSES,
         options.buckets,
         members=1,
     )
     weights = [parameter for parameter in model.parameters() if parameter.dim() == 2]
     others = [parameter for parameter in model.parameters() if parameter.dim() != 2]
     # a group that names a memory compresses what has dense gradients too: the output layer
-    groups = [{"params": weights, "memory": MEMORIES[options.method]}, {"params": others}]
+    memory = METHODS[options.method].method.memory
+    groups = [{"params": weights, "memory": memory}, {"params": others}]
     optimizer = so.Adam(groups, lr=0.01, memory="exact")
     for _ in range(STEPS):
         optimizer.zero_grad()
-        model(batch.bags, batch.labels).backward()
+        model(bags, labels).backward()
         optimizer.step()
     state_bytes = sum(p.state_bytes for p in so.memory_report(optimizer).parameters)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {"peak_mb": peak / 2**20, "state_mb": state_bytes / 2**20}
 
 
-def examples(options: argparse.Namespace) -> Examples:
-    """As many paths as the batch has."""
-    task = read_task(
-        options.data, FeatureHashing(features=FEATURES), rows=options.batch + 1, valid=1
-    )
-    return task.train
+def examples(options: argparse.Namespace) -> tuple[Bags, torch.Tensor]:
+    """As many paths as the batch has, as bags of features, and any classes at all."""
+    with lzma.open(options.data / "train.tsv.xz", "rt", encoding="utf-8") as file:
+        paths = [line.rpartition("\t")[0] for line in islice(file, options.batch)]
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(CLASSES, (len(paths),), generator=generator)
+    return FeatureHashing(features=FEATURES)(paths).as_int32(), labels
 
 
 if __name__ == "__main__":

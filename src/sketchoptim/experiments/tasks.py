@@ -7,11 +7,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..nn import Bags
+from ..nn import Aggregation, Bags, recall
 from .classifier import Classifier, ClassifierSettings
 from .corpora import Corpus, LabelledTexts, NoisyViews, Part, segments
 from .models import LanguageModel, Model, ModelSettings, State
-from .text_classifier import MachSettings, TextClassifier
+from .text_classifier import TextClassifier, TextClassifierSettings
 
 Inputs = Tensor | Bags
 
@@ -94,11 +94,11 @@ class ClassOfText:
     """The class of a text, measured by how often, in percent, it is not among the best found."""
 
     texts: LabelledTexts
-    settings: MachSettings
+    settings: TextClassifierSettings
 
     def model(self) -> TextClassifier:
         """A classifier over the texts' classes."""
-        return TextClassifier(self.texts.classes, self.settings)
+        return self.settings.model(self.texts.classes)
 
     def batches(self, *, batch: int, length: int) -> int:
         """Batches a pass; `length` is not used."""
@@ -117,17 +117,32 @@ class ClassOfText:
         rows = (torch.arange(number * batch, (number + 1) * batch) * stride) % size
         return self._bags("train", rows)
 
-    @torch.no_grad()
     def measured(self, model: Model, part: Part, *, limit: int) -> float:
         """Percent of texts whose class is not among the `settings.at` best."""
         assert isinstance(model, TextClassifier)
+        best, classes = self.ranked(model, part, self.settings.at, limit=limit)
+        return 100 * (1 - recall(best, classes))
+
+    @torch.no_grad()
+    def ranked(
+        self,
+        model: TextClassifier,
+        part: Part,
+        k: int,
+        *,
+        limit: int,
+        aggregation: Aggregation = "mean",
+    ) -> tuple[Tensor, Tensor]:
+        """The `k` best classes [texts, k] of that many texts of a part, and the right ones."""
         rows = torch.arange(min(limit, len(self.texts.part(part))))
-        found = []
+        device = next(model.parameters()).device
+        found, right = [], []
         for some in rows.split(512):
             bags, classes = self._bags(part, some)
-            best = model.mach.top_k(moved(bags, model.mach.words.device), self.settings.at).ids
-            found.append((best.cpu() == classes[:, None]).any(1))
-        return 100 * (~torch.cat(found)).double().mean().item()
+            best = model.top_k(moved(bags, device), k, aggregation=aggregation)  # type: ignore[arg-type]
+            found.append(best.cpu())
+            right.append(classes)
+        return torch.cat(found), torch.cat(right)
 
     def _bags(self, part: Part, rows: Tensor) -> tuple[Bags, Tensor]:
         texts, classes = self.texts.part(part).take(rows)

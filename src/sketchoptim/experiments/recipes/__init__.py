@@ -17,7 +17,7 @@ from ..methods import Method
 from ..models import ModelSettings
 from ..settings import TrainSettings
 from ..tasks import ClassOfText, ClassOfView, NextWords, Task
-from ..text_classifier import MachSettings
+from ..text_classifier import TextClassifierSettings
 from .parsing import parsed
 
 Size = Literal["full", "small"]
@@ -26,7 +26,7 @@ Size = Literal["full", "small"]
 _MODELS: dict[str, type] = {
     "vectors": ClassifierSettings,
     "token-vectors": ClassifierSettings,
-    "labelled": MachSettings,
+    "labelled": TextClassifierSettings,
 }
 
 
@@ -59,7 +59,7 @@ class Setting:
     """
 
     about: str
-    model: ModelSettings | ClassifierSettings | MachSettings
+    model: ModelSettings | ClassifierSettings | TextClassifierSettings
     train: TrainSettings
     data: DataSettings
     sweep: SweepSettings = SweepSettings()
@@ -72,7 +72,7 @@ class Setting:
         """What is learnt, from the data at `path` or where it is looked for."""
         if isinstance(self.model, ClassifierSettings):
             return ClassOfView(self.data.views(path), self.model)
-        if isinstance(self.model, MachSettings):
+        if isinstance(self.model, TextClassifierSettings):
             return ClassOfText(self.data.labelled(path), self.model)
         return NextWords(self.data.read(path), self.model)
 
