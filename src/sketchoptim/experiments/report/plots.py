@@ -88,7 +88,7 @@ def _lines(made: Reproduction, draw: Callable[[Axes, Findings, dict[str, Any]], 
     figure = Figure(figsize=(4.6, 3.9), layout="constrained")
     axes = figure.subplots()
     for finding, color in zip(made.findings, _colors(made), strict=True):
-        width = 2.4 if "lean" in finding.name else 1.2
+        width = 2.4 if finding.name == "lean" else 1.2
         draw(axes, finding, {"label": finding.title, "color": color, "linewidth": width})
     axes.grid(alpha=0.25, which="both")
     figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8)
