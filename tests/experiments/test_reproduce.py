@@ -169,6 +169,16 @@ def test_a_method_that_diverged_is_reported_as_such(made, tmp_path):
     assert write_report(replace(made, findings=findings), tmp_path).exists()
 
 
+def test_what_was_not_measured_is_not_called_diverged(made, tmp_path):
+    setting = replace(made.recipe.sizes["small"], test_words=0)
+    recipe = replace(made.recipe, sizes={"small": setting})
+    findings = [replace(finding, valid_by_rate=[(0.1, 0.003, None)]) for finding in made.findings]
+    page = write_report(replace(made, recipe=recipe, findings=findings), tmp_path)
+    text = page.read_text(encoding="utf-8")
+    assert "not measured" in text
+    assert "diverged" not in text
+
+
 def test_a_diverged_seed_is_not_averaged_away():
     assert mean_sd([100.0, math.inf]) == "diverged"
     assert mean_sd([100.0, 102.0]) == "101.0 ± 1.4"

@@ -115,9 +115,10 @@ def reproduce(
     for contestant in recipe.chosen(methods):
         tuned = _tuned(contestant, recipe.sweep(contestant, size), setting.train, first, launch)
         found.append(tuned)
+        quality = f", validation {recipe.metric} {tuned.values('valid')[0]:.1f}"
         console.print(
-            f"{tuned.title}: best table_lr {tuned.table_lr:g}, body_lr {tuned.body_lr:g}, "
-            f"validation {recipe.metric} {tuned.values('valid')[0]:.1f}"
+            f"{tuned.title}: table_lr {tuned.table_lr:g}, body_lr {tuned.body_lr:g}"
+            + (quality if setting.test_words else "")
         )
     # a seed of every method before the next seed, so that what disturbs the machine hits them all
     for seed in others:
@@ -202,8 +203,10 @@ def launched_train(
             subprocess.run(command, check=True)
             result = finished(folder, setting, settings)
             assert result is not None
-        valid = result["valid"]
-        console.print(f"{name}: {'diverged' if valid is None else f'{valid:.1f}'}", style="dim")
+        found = "diverged" if "diverged" in result else "trained"
+        if result["valid"] is not None:
+            found = f"{result['valid']:.1f}"
+        console.print(f"{name}: {found}", style="dim")
         return result
 
     return launch

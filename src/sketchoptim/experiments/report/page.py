@@ -127,6 +127,7 @@ def _sweeps(made: Reproduction) -> str:
     for finding in made.findings:
         lines.append(finding.title)
         for table_lr, body_lr, valid in finding.valid_by_rate:
-            found = "diverged" if valid is None else f"{valid:.1f}"
+            missing = "diverged" if made.is_measured else "not measured"
+            found = missing if valid is None else f"{valid:.1f}"
             lines.append(f"  table lr {table_lr:g}, body lr {body_lr:g}: {found}")
     return "\n".join(lines)
