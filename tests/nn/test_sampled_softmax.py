@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from step_footprint import measured
 from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -501,3 +502,10 @@ def test_frozen_weights_pass_gradients_on():
     head(hidden, torch.arange(6)).backward()
     assert head.weight.grad is None
     assert hidden.grad.abs().sum() > 0
+
+
+def test_making_a_layer_takes_no_second_copy_of_its_table():
+    dim, classes = 64, 10_000
+    taken = measured(lambda: SampledSoftmax(dim, classes, samples=8)).allocated_bytes
+    table_bytes = 4 * dim * classes
+    assert table_bytes <= taken < 1.5 * table_bytes

@@ -40,7 +40,9 @@ class OutputTable(nn.Module):
         self.dim = dim
         self.classes = classes
         if weight is None:
-            weight = nn.Parameter(torch.empty(classes, dim).uniform_(-1.0, 1.0) / math.sqrt(dim))
+            # in place: a second copy, if only for a moment, would be the peak of a lean training
+            drawn = torch.empty(classes, dim).uniform_(-1.0, 1.0).div_(math.sqrt(dim))
+            weight = nn.Parameter(drawn)
         self.weight = weight
         # a column, so that it gets a sparse gradient of rows as the weight does
         self.bias = nn.Parameter(torch.zeros(classes, 1)) if bias else None
