@@ -2,12 +2,15 @@
 
 A sketch in small is run over made-up gradients: as many buckets as tell the answer, and of every
 class of rows as many as fall into them. What it needs to know of gradients is a law that holds on
-real models (`benchmarks/prediction.py`): over a training run, a row's squared gradients are in
-proportion to how often it occurs. So a row that occurs ``c`` times in a step has
+real models (`benchmarks/prediction.py`): over a training run, a row's squared gradients are nearly
+in proportion to how often it occurs. A row that occurs ``c`` times in a step, ``r`` times in the
+mean, has
 
-    g ~ normal(0, c * s) in each column,   s lognormal with mean 1,
+    g ~ normal(0, u(r) * (s_1 + ... + s_c)) in each column,   s lognormal with mean 1,
 
-where ``s``, how much there was to learn, differs by orders of magnitude from one touch to the next.
+where ``s``, how much there was to learn, differs by orders of magnitude from one occurrence to the
+next, and ``u(r)`` departs from proportion by small powers: rarer rows are less well learned, and
+the gradients that a frequent row gets in one step are alike, so that they add up.
 """
 
 import functools
@@ -24,8 +27,9 @@ from .frequencies import RowFrequencies
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-# Of the logarithm of s: gradients on WikiText-2 have about this one.
-_SPREAD = 2.0
+# Chosen on WikiText-2, seeds 0 to 2: the spread of the logarithm of s, and the powers of the rate
+# by which u(r) grows towards rare rows, and towards those that occur more than once a step.
+_SPREAD, _RARER, _ALIKE = 2.0, 0.05, 0.07
 # What a simulation is made of: steps it is cut into, of which the last are looked at, and touches
 # of a row in all of them together, about.
 _STEPS, _LOOKED_AT = 512, 64
@@ -81,6 +85,8 @@ class _System(NamedTuple):
     rows: Ints
     occurrences: Floats
     """Of one row of the class in a step."""
+    energies: Floats
+    """That one occurrence brings, in the mean."""
     weights: Floats
     """Rows that the class stands for, of those that one step of the whole table touches."""
     squares: Floats
@@ -117,7 +123,7 @@ def predicted_error(
     decay = float(workload.decay)
     remembered = min(workload.steps, _LONGEST if decay == 1 else math.ceil(2 / (1 - decay)))
     merged = max(1, math.ceil(remembered / _STEPS))
-    system = _scaled_down(workload, width, merged)
+    system = _scaled_down(workload, width, merged, dim)
     random = np.random.default_rng(seed)
     step, row, energy = _touches(system, -(-remembered // merged), merged, random)
     averaged = dim // columns  # elements a number stands for
@@ -126,26 +132,38 @@ def predicted_error(
     return _measured(storage, system, depth, step, row, energy * growth, random)
 
 
-def _scaled_down(workload: Workload, width: int, merged: int) -> _System:
+def occurrence_energy(occurrences: Floats, *, dim: int) -> Floats:
+    """``u(r)``: the energy, in the mean, of one occurrence of a row that has ``r`` in a step.
+
+    Numbers, such as biases, do not add up as vectors do: those of a frequent row cancel.
+    """
+    alike = _ALIKE if dim > 1 else -_RARER
+    return np.where(occurrences > 1, occurrences**alike, occurrences**-_RARER)
+
+
+def _scaled_down(workload: Workload, width: int, merged: int, dim: int) -> _System:
     """Fewer buckets, with as many rows of every kind in each; hot rows of a kind become one."""
-    rows = np.array(workload.frequencies.rows, dtype=np.float64)
     occurrences = np.array(workload.frequencies.shares) * workload.ids_per_step
+    rows = np.array(workload.frequencies.rows, dtype=np.float64)[occurrences > 0]
+    occurrences = occurrences[occurrences > 0]
+    energies = occurrence_energy(occurrences, dim=dim)
     touched = rows * -np.expm1(-occurrences)
     share = _TOUCHES / (_STEPS * (rows * -np.expm1(-occurrences * merged)).sum())
     share = min(1.0, max(share, _FEWEST_BUCKETS / width))
-    kept: list[tuple[int, float, float, float]] = []
-    pending = np.zeros(4)  # rows in small, their occurrences, touched rows, their squared truths
-    for size, rate, weight in zip(rows * share, occurrences, touched, strict=True):
-        if rate == 0:
-            break
-        pending += size, size * rate, weight, weight * rate**2
+    kept: list[tuple[int, float, float, float, float]] = []
+    # rows in small, their occurrences and the energy of these, touched rows, their squared truths
+    pending = np.zeros(5)
+    columns = (rows * share, occurrences, occurrences * energies, touched)
+    for size, rate, truth, weight in zip(*columns, strict=True):
+        pending += size, size * rate, size * truth, weight, weight * truth**2
         whole = math.floor(pending[0])
         if whole:
-            mean = pending[1] / pending[0]
-            kept.append((whole, mean, pending[2], pending[3] / mean**2))
-            pending[:] = pending[0] - whole, pending[1] - whole * mean, 0, 0
-    sizes, rates, weights, squares = (np.array(column) for column in zip(*kept, strict=True))
-    return _System(sizes, rates, weights, squares, max(1, round(share * width)))
+            rate, truth = pending[1:3] / pending[0]
+            kept.append((whole, rate, truth / rate, pending[3], pending[4] / truth**2))
+            pending[:3] *= 1 - whole / pending[0]
+            pending[3:] = 0
+    sizes, rates, means, weights, squares = (np.array(part) for part in zip(*kept, strict=True))
+    return _System(sizes, rates, means, weights, squares, max(1, round(share * width)))
 
 
 def _touches(
@@ -170,8 +188,10 @@ def _touches(
     step = np.concatenate([hot_steps, keys // total])
     row = np.concatenate([hot_rows[at], keys % total])
     count = np.concatenate([hot_counts[hot_steps, at], cold_counts]).astype(np.float64)
-    spread = random.lognormal(-(_SPREAD**2) / 2, _SPREAD, count.size)
-    energy = count * spread
+    # a sum of lognormals is about lognormal, with the variance of one over their number
+    variance = np.log1p(math.expm1(_SPREAD**2) / count)
+    energy = count * random.lognormal(-variance / 2, np.sqrt(variance))
+    energy *= np.repeat(system.energies, system.rows)[row]
     order = np.argsort(step, kind="stable")
     return step[order], row[order], energy[order]
 
