@@ -137,6 +137,7 @@ def planned(
             for name in tables
         },
         granularity=granularity,
+        finest="array",  # the largest budget is for more than the default
         beta2=BETA2,
         steps=steps,
     )

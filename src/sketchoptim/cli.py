@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from .diagnostics.ladder import Finest
 from .diagnostics.planner import OptimizerName
 from .storage import Granularity
 
@@ -104,6 +105,9 @@ def build_app() -> "typer.Typer":
         granularity: Annotated[
             Granularity, typer.Option(help="A number for each row, or for each element.")
         ] = "row",
+        finest: Annotated[
+            Finest, typer.Option(help="No table gets more: the default width, or an array.")
+        ] = "default",
         zipf: Annotated[
             float, typer.Option(help="Exponent of row frequencies where the file has none.")
         ] = 1.0,
@@ -123,6 +127,7 @@ def build_app() -> "typer.Typer":
                 budget,
                 optimizer=optimizer,
                 granularity=granularity,
+                finest=finest,
                 zipf=zipf,
                 ids_per_step=ids_per_step,
                 beta2=beta2,

@@ -200,11 +200,37 @@ def test_the_summed_error_is_lower_than_that_of_equal_shares():
 @pytest.mark.parametrize(
     ("granularity", "finest"), [("row", so.RowWise()), ("element", so.Exact())]
 )
-def test_a_budget_for_all_rows_needs_no_sketch(granularity, finest):
-    plan = so.plan(Small(), 1.0, granularity=granularity)
+def test_an_array_that_is_asked_for_needs_no_sketch(granularity, finest):
+    plan = so.plan(Small(), 1.0, granularity=granularity, finest="array")
     for table in ("words.weight", "users.weight"):
         assert plan.memory[table] == so.Memory(first=None, second=finest)
     assert [p.error for p in plan.parameters if p.memory] == [PredictedError(0.0, 0.0)] * 2
+
+
+@pytest.mark.parametrize("granularity", ["row", "element"])
+def test_a_generous_budget_gives_no_more_than_the_default(granularity):
+    plan = so.plan(LM1B, 1.0, granularity=granularity)
+    _, width, _ = so.Sketched(granularity=granularity).table_shape(793_471, 256)
+    for table in plan.parameters:
+        assert table.memory.second.width == width
+        assert table.reason.endswith("rows a bucket, the default")
+    more = so.plan(LM1B, 1.0, granularity=granularity, finest="array")
+    assert more.state_bytes > plan.state_bytes
+
+
+def test_a_generous_plan_takes_the_bytes_of_lean():
+    model = Small()
+    lean = so.Adam(model.named_parameters(), lr=0.01, memory="lean")
+    model.train_(lean)
+    found, planned = (
+        {p.name: p.state_bytes for p in report.parameters}
+        for report in (so.memory_report(lean), so.plan(model, "10MB"))
+    )
+    assert planned["words.weight"] == found["words.weight"]
+
+
+def test_a_table_of_few_rows_may_have_an_array():
+    assert so.plan([("countries", (250, 64))], "1KB").memory["countries"].second == so.RowWise()
 
 
 def test_measured_counts_and_ids_take_the_place_of_an_assumed_exponent():
@@ -280,6 +306,7 @@ def test_a_budget_that_says_nothing_is_refused(budget, error, message):
         ({"beta2": 2.0}, r"beta2, must be in \[0, 1\], got 2.0"),
         ({"zipf": -1.0}, "exponent must be finite and >= 0"),
         ({"granularity": "column"}, "granularity must be one of"),
+        ({"finest": "exact"}, r"finest must be one of \['default', 'array'\], got 'exact'"),
     ],
 )
 def test_bad_options_are_refused(options, message):

@@ -1,7 +1,8 @@
-"""The memories that a parameter may get, from the smallest to one without collisions."""
+"""The memories that a parameter may get, from the smallest to the finest that is offered."""
 
 import math
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -14,10 +15,15 @@ from .plan import PlannedParameter
 from .prediction import NO_ERROR, PredictedError, Workload, predicted_error
 from .shapes import ParameterShape
 
+Finest = Literal["default", "array"]
+
 # Sketches that are offered: from 512 numbers of a row or element a counter, finer by a 25th each,
-# to where an array without collisions is no larger; errors are predicted at every 32nd.
+# to the finest, or where an array without collisions is no larger; errors are predicted at every
+# 32nd.
 _SMALLEST_RATIO, _RUNGS_AN_OCTAVE = 2.0**-9, 16
 _SMALLEST_WIDTH = 16
+# Tables of so few rows may have an array in any case: there is nothing to save.
+_FEW_ROWS = 1024
 _PREDICTED_EVERY = 32
 _NEGLIGIBLE = 1e-12
 
@@ -29,6 +35,7 @@ class Offer:
     Args:
         names: The moments that the algorithm has.
         granularity, fold_when: Of the sketches.
+        finest: What no table gets more than.
         first: A storage for the first moment.
         fill: What second moments start from.
     """
@@ -37,7 +44,12 @@ class Offer:
     granularity: Granularity
     first: Storage | None
     fold_when: float | None
+    finest: Finest
     fill: float
+
+    def __post_init__(self) -> None:
+        if self.finest not in get_args(Finest):
+            raise ValueError(f"finest must be one of {list(get_args(Finest))}, got {self.finest!r}")
 
     def sketches(self, rows: int) -> list[Memory]:
         """Sketches of rising width for a table of so many rows."""
@@ -45,6 +57,9 @@ class Offer:
         ratios = (_SMALLEST_RATIO * 2.0 ** (rung / _RUNGS_AN_OCTAVE) for rung in rungs)
         by_ratio = (Sketched(ratio=ratio, fold_when=self.fold_when) for ratio in ratios)
         widths = {max(_SMALLEST_WIDTH, sketch.table_shape(rows, 1)[1]) for sketch in by_ratio}
+        if self.finest == "default":
+            default = self.default_width(rows)
+            widths = {default, *(width for width in widths if width < default)}
         return [
             self._with(
                 Sketched(
@@ -56,6 +71,11 @@ class Offer:
             )
             for width in sorted(widths)
         ]
+
+    def default_width(self, rows: int) -> int:
+        """The width of a sketch that is given neither a width nor a ratio."""
+        default = Sketched(granularity=self.granularity, fold_when=self.fold_when)
+        return max(_SMALLEST_WIDTH, default.table_shape(rows, 1)[1])
 
     def without_collisions(self) -> Memory:
         """An array in the granularity of the sketches."""
@@ -83,7 +103,7 @@ class Offer:
 
 @dataclass(frozen=True)
 class Ladder:
-    """The memories that one parameter may get, from the smallest to the one without collisions."""
+    """The memories that one parameter may get, from the smallest to the finest."""
 
     parameter: ParameterShape
     offer: Offer
@@ -104,7 +124,9 @@ class Ladder:
             sum(offer.moment_bytes(parameter, memory or PRESETS["exact"]).values())
             for memory in memories
         ]
-        kept = [rung for rung, size in enumerate(sizes) if size < sizes[-1]] + [len(sizes) - 1]
+        kept = [rung for rung, size in enumerate(sizes) if size < sizes[-1]]
+        if offer.finest == "array" or not kept or parameter.shape[0] <= _FEW_ROWS:
+            kept.append(len(sizes) - 1)
         return cls(
             parameter,
             offer,
@@ -126,12 +148,15 @@ class Ladder:
     def errors(self) -> NDArray[np.float64]:
         """The relative error at every rung, falling: predicted at some, a power law in between."""
         last = len(self.memories) - 1
-        if last == 0:
-            return np.zeros(1)
-        at = sorted({*range(0, last, _PREDICTED_EVERY), last - 1})
+        widest = max(rung for rung in range(last + 1) if rung == 0 or self._is_sketch(rung))
+        at = sorted({*range(0, last, _PREDICTED_EVERY), widest, last})
         found = [(self.error(rung) or NO_ERROR).relative for rung in at]
-        curve = np.interp(np.arange(last), at, np.log(np.maximum(found, _NEGLIGIBLE)))
-        return np.append(np.minimum.accumulate(np.exp(curve)), 0.0)
+        curve = np.interp(np.arange(last + 1), at, np.log(np.maximum(found, _NEGLIGIBLE)))
+        return np.minimum.accumulate(np.exp(curve))
+
+    def _is_sketch(self, rung: int) -> bool:
+        memory = self.memories[rung]
+        return memory is not None and isinstance(memory.second, Sketched)
 
     def planned(self, rung: int) -> PlannedParameter:
         """The parameter with the memory at one rung."""
@@ -156,4 +181,6 @@ class Ladder:
             return "no second moment"
         if not isinstance(memory.second, Sketched):
             return "no collisions"
-        return f"{self.parameter.shape[0] / (memory.second.width or 1):,.0f} rows a bucket"
+        rows, width = self.parameter.shape[0], memory.second.width or 1
+        is_default = width == self.offer.default_width(rows)
+        return f"{rows / width:,.0f} rows a bucket{', the default' if is_default else ''}"

@@ -12,7 +12,7 @@ from ..moments import Name
 from ..optim import SGD, Adagrad, Adam, AdamW, RMSprop
 from ..storage import Granularity, Storage
 from .frequencies import RowFrequencies
-from .ladder import Ladder, Offer
+from .ladder import Finest, Ladder, Offer
 from .plan import Plan
 from .prediction import Workload
 from .shapes import ParameterShape, Source, parameter_shapes
@@ -37,6 +37,7 @@ def plan(
     zipf: float | Mapping[str, float] = _ZIPF,
     ids_per_step: int | Mapping[str, int] = _IDS_PER_STEP,
     granularity: Granularity = "row",
+    finest: Finest = "default",
     first: Storage | None = None,
     fold_when: float | None = None,
     beta2: float | None = None,
@@ -45,12 +46,14 @@ def plan(
     """The storage of each table that fits the budget with the least error, both told beforehand.
 
     Parameters with dense gradients are kept exact and counted. Each table gets a conservative
-    count-min sketch without a first moment, as the preset "lean", in a width of its own, up to an
-    array without collisions. Bytes go where they lower the sum of the tables' predicted relative
-    errors most: tables whose rows are about equally frequent get more than skewed ones.
+    count-min sketch without a first moment, as the preset "lean", in a width of its own, up to that
+    of lean. Bytes go where they lower the sum of the tables' predicted relative errors most: tables
+    whose rows are about equally frequent get more than skewed ones.
 
     A smaller error of v is not a better model by itself. Collisions shorten the steps of rare rows,
-    so each plan wants a learning rate of its own, and "lean" may train better than an array.
+    so each plan wants a learning rate of its own, and wherever it was measured, tables wider than
+    the default, up to arrays without collisions, trained no better (`docs/results.md`). So what a
+    budget has beyond that is left, unless `finest` asks for it.
 
     Args:
         model_or_shapes: A model, also on the meta device; an optimizer; (name, shape) pairs; or a
@@ -66,6 +69,9 @@ def plan(
         zipf: Where nothing was measured, the exponent of row frequencies: 0 is uniform, text is 1.
         ids_per_step: Ids looked up in a step, repeated ones included.
         granularity: "row" keeps the mean over a row, "element" a number for each column.
+        finest: What no table gets more than: "default", the width of a `Sketched` without options,
+            which is a counter for 8 rows, or for 5 elements; or "array", a number for each, which
+            tables of up to 1,024 rows may have in any case.
         first: A storage for the tables' first moment, which are without one by default.
         fold_when: Lets sketches start at the plan's widths, and halve while training as long as
             their own error stays below this bound (`Sketched`).
@@ -88,6 +94,7 @@ def plan(
         granularity=granularity,
         first=first,
         fold_when=fold_when,
+        finest=finest,
         fill=_option(model_or_shapes, "initial_accumulator_value", 0.0),
     )
     allowed = budget_bytes(budget, sum(map(offer.exact_bytes, parameters)))
