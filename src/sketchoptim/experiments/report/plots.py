@@ -111,6 +111,11 @@ def _bars(made: Reproduction, key: str, *, is_log: bool) -> Figure:
         [finding.title for finding, _ in shown], sizes, color=[color for _, color in shown]
     )
     axes.bar_label(bars, [readable_bytes(size) for size in sizes], padding=3, fontsize=8)
+    for number, size in enumerate(sizes):
+        if is_log and not size:  # has no place on the axis, so that its bar gets no label
+            axes.text(
+                0.01, number, "0 B", va="center", size=8, transform=axes.get_yaxis_transform()
+            )
     axes.invert_yaxis()
     axes.set_xscale("log" if is_log else "linear")
     axes.set_xticks([], minor=True)
