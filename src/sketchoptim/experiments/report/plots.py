@@ -65,9 +65,11 @@ def _losses(made: Reproduction) -> Figure:
 
     figure = _lines(made, draw)
     figure.axes[0].set(xlabel="steps", ylabel="training loss")
-    # a method that diverges leaves the picture and the others their space
-    firsts = [result["losses"][0][1] for result in (f.results[0] for f in made.findings)]
-    figure.axes[0].set_ylim(top=min(1.05 * max(firsts), figure.axes[0].get_ylim()[1]))
+    # a method that diverges leaves the picture, and the others their space
+    curves = [[loss for _, loss in finding.results[0]["losses"]] for finding in made.findings]
+    lowest, highest = min(map(min, curves)), max(map(max, curves))
+    start = max(curve[0] for curve in curves)
+    figure.axes[0].set_ylim(0.95 * lowest, 1.05 * min(highest, start))
     return figure
 
 
