@@ -96,8 +96,9 @@ class Moment:
             self.update_(chunk.ids, chunk.gradient - start)
         self.end_()
 
-    def maintain_(self, step: int) -> None:
-        """Does what is due after step number `step`, whoever did the step."""
+    def maintain_(self, step: int) -> bool:
+        """Does what is due after step number `step`; returns whether a tensor has been replaced."""
+        return False
 
 
 class Moments(NamedTuple):

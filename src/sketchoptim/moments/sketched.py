@@ -58,15 +58,17 @@ class SketchedMoment(Moment):
         for chunk in rows.chunks():
             self.sketch.accumulate_(chunk.ids, self.reduced(chunk.gradient) - start)
 
-    def maintain_(self, step: int) -> None:
+    def maintain_(self, step: int) -> bool:
         storage = self.storage
         if storage.clean_every is not None and step % storage.clean_every == 0:
             assert storage.clean_by is not None  # the two come together
             self.sketch.scale_(storage.clean_by)
             if "start" in self.tensors:
                 self.tensors["start"].mul_(storage.clean_by)
-        if step in storage.fold_at or (step % _FOLD_CHECK_STEPS == 0 and self._may_fold()):
+        folds = step in storage.fold_at or (step % _FOLD_CHECK_STEPS == 0 and self._may_fold())
+        if folds:
             self.fold_()
+        return folds
 
     def fold_(self) -> None:
         """Halves the width; what every row started from is counted once."""

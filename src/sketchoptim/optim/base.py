@@ -12,6 +12,7 @@ from torch import Tensor
 
 # The public torch.compiler.disable is the same, but takes two seconds to import.
 from torch._compile import _disable_dynamo
+from torch.compiler import is_compiling
 from torch.optim import optimizer as torch_optimizer
 
 from .. import moments, ops
@@ -40,7 +41,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def __init__(self, params: Any, *, memory: str | Memory, **options: Any) -> None:
         self._warned: set[Tensor] = set()
-        self._slots: dict[Tensor, Slot] = {}
+        self._slots: dict[int, Slot] = {}  # by the id of the parameter, which a slot keeps alive
         super().__init__(params, {**options, "memory": Memory.of(memory)})
 
     # -- what a subclass gives ---------------------------------------------------------------
@@ -57,8 +58,12 @@ class Optimizer(torch.optim.Optimizer):
 
     def storages(self, group: Group, memory: Memory) -> dict[Name, Storage]:
         """The moments to keep, with where they live."""
-        named = {name: getattr(memory, name) for name in self.moment_names}
-        return {name: storage for name, storage in named.items() if storage is not None}
+        chosen: dict[Name, Storage] = {}
+        for name in self.moment_names:
+            storage = getattr(memory, name)
+            if storage is not None:
+                chosen[name] = storage
+        return chosen
 
     def _rule(self, group: Group, step: int, *, memory: Memory, is_sparse: bool) -> Rule:
         """The numbers of step number `step`, for moments kept as `memory` says."""
@@ -146,7 +151,7 @@ class Optimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if torch.compiler.is_compiling():
+        if is_compiling():
             self._uncompiled_step_()
         else:
             self._step_()
@@ -155,9 +160,10 @@ class Optimizer(torch.optim.Optimizer):
     def _step_(self) -> None:
         checked = [self._checked(group) for group in self.param_groups]
         for group, (exact, works) in zip(self.param_groups, checked, strict=True):
-            for slot in (*exact, *(work.slot for work in works)):
-                self.state[slot.parameter] = slot.state
-                self._slots[slot.parameter] = slot
+            for slot in exact:
+                self._keep_(slot)
+            for work in works:
+                self._keep_(work.slot)
             if exact:
                 with torch.no_grad():
                     parameters, states = [it.parameter for it in exact], [it.state for it in exact]
@@ -168,6 +174,12 @@ class Optimizer(torch.optim.Optimizer):
         for _, works in checked:
             for work in works:
                 self._warn_of_load(work)
+
+    def _keep_(self, slot: Slot) -> None:
+        if slot.is_new:
+            self.state[slot.parameter] = slot.state
+            self._slots[id(slot.parameter)] = slot
+            slot.is_new = False
 
     # Where torch.compile breaks the graph of a training step, to go on behind it. Eager steps do
     # not go through it: the wrapper takes as long as a small step.
@@ -200,34 +212,33 @@ class Optimizer(torch.optim.Optimizer):
         self._check_options(group)
         exact, works = [], []
         for parameter in group["params"]:
-            if parameter.grad is None:
+            gradient = parameter.grad
+            if gradient is None:
                 continue
-            checks.check_gradient(parameter, parameter.grad)
+            checks.check_gradient(parameter, gradient)
             slot = self._slot(parameter, group)
-            is_dense = not parameter.grad.is_sparse
-            is_plain = slot.memory.clip is None and slot.storages == self.storages(group, _EXACT)
-            if is_dense and is_plain:
+            if gradient.is_sparse:
+                works.append(self._work(slot, group, gradient, is_sparse=True))
+            elif slot.memory.clip is None and slot.storages == self.storages(group, _EXACT):
                 exact.append(slot)
             else:
-                works.append(self._work(slot, group))
+                works.append(self._work(slot, group, gradient, is_sparse=False))
         return exact, works
 
     def _slot(self, parameter: Tensor, group: Group) -> Slot:
         """The slot of the step before, or a new one for what has changed since then."""
         memory = self._memory(parameter, group)
         storages = self.storages(group, memory)
-        slot, state = self._slots.get(parameter), self.state.get(parameter)
+        slot, state = self._slots.get(id(parameter)), self.state.get(parameter)
         if slot is not None and state and slot.is_current(memory, storages, state):
             return slot
         checks.check_state(parameter, state, storages)
         return Slot(parameter, memory, storages, self._state_of(parameter, group, memory))
 
-    def _work(self, slot: Slot, group: Group) -> Work:
+    def _work(self, slot: Slot, group: Group, gradient: Tensor, *, is_sparse: bool) -> Work:
         number = int(slot.count) + 1
-        assert slot.parameter.grad is not None
-        is_sparse = slot.parameter.grad.is_sparse
         rule = self._rule(group, number, memory=slot.memory, is_sparse=is_sparse)
-        step = slot.prepare(rule)
+        step = slot.prepare(gradient, rule)
         is_refused = not (slot.is_exact or step.is_finite())
         if is_refused and group["nonfinite"] == "raise":
             raise ValueError(

@@ -28,27 +28,32 @@ class Slot:
         # A compressed moment would carry a NaN on to other rows, so it must never see one.
         self.is_exact = all(isinstance(storage, Exact) for storage in storages.values())
         self.count: Any = state["step"].numpy()  # the same memory
-        self.layout = parameter.shape, parameter.dtype
+        self.shape, self.dtype, self.place = parameter.shape, parameter.dtype, _place(parameter)
+        self.is_empty = parameter.numel() == 0
         tensors = {key: it for key, it in state.items() if isinstance(it, Tensor)}
         self.places = [(key, it, _place(it)) for key, it in tensors.items()]
-        self.place = _place(parameter)
         self.stepper: ops.Stepper | None = None
+        self.is_new = True
 
     def is_current(self, memory: Memory, storages: dict[Name, Storage], state: State) -> bool:
         """Whether parameter, state and memory are those of the step before, where they were."""
-        return (
-            memory is self.memory
-            and storages == self.storages
-            and state is self.state
-            and _place(self.parameter) == self.place
-            and self.layout == (self.parameter.shape, self.parameter.dtype)
-            and all(state.get(key) is it and _place(it) == at for key, it, at in self.places)
-        )
+        parameter = self.parameter
+        if (
+            memory is not self.memory
+            or state is not self.state
+            or storages != self.storages
+            or parameter.dtype is not self.dtype
+            or parameter.shape != self.shape
+            or (self.place and parameter.data_ptr() != self.place)
+        ):
+            return False
+        for key, tensor, place in self.places:
+            if state.get(key) is not tensor or (place and tensor.data_ptr() != place):
+                return False
+        return True
 
-    def prepare(self, rule: Rule) -> ops.Step:
-        """The next step of the parameter, checked."""
-        gradient = self.parameter.grad
-        assert gradient is not None
+    def prepare(self, gradient: Tensor, rule: Rule) -> ops.Step:
+        """The next step of the parameter, along its gradient, checked."""
         if self.stepper is None or not self.stepper.takes(gradient):
             opened = Moments(self.opened.get("first"), self.opened.get("second"))
             self.stepper = ops.stepper(self.parameter, gradient, opened)
@@ -70,12 +75,12 @@ class Work(NamedTuple):
         if self.is_skipped:
             state["skipped"] = state.get("skipped", 0) + 1
             return
-        slot.count += 1
-        if slot.parameter.numel():
+        slot.count[()] = self.number
+        if not slot.is_empty:
             self.step.run_()
         for name, moment in slot.opened.items():
-            moment.maintain_(self.number)
-            state |= {f"{name}_{part}": tensor for part, tensor in moment.tensors.items()}
+            if moment.maintain_(self.number):
+                state |= {f"{name}_{part}": tensor for part, tensor in moment.tensors.items()}
 
 
 def parts(state: State, name: Name) -> dict[str, Tensor]:
