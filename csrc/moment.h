@@ -67,14 +67,26 @@ INLINE Lanes median(const Lanes* readings, int32_t depth) {
   return depth % 2 ? middle : (sorted[depth / 2 - 1] + middle) * 0.5f;
 }
 
+// A row of a step and where it lives: at, its first element in the parameter and in moments that
+// are exact; first and second, its places in sketches by element.
+struct Row {
+  int64_t number, at;
+  Place first, second;
+};
+
+INLINE void prefetch_one(const void* data, int32_t dtype, int64_t at) {
+  __builtin_prefetch(static_cast<const char*>(data) + at * bytes_of(dtype));
+}
+
 // Each way of keeping a moment by element is a type, so that a row's loop over columns is compiled
 // for the two it moves: it holds everything of them in registers and writes no estimate to memory.
-// Both take what a moment averages, a gradient or its square: add() is for sketches whose form is
-// linear, to which every row is added before any is read; move() moves the moment and returns the
-// estimate.
+// add() and move() take what a moment averages, a gradient or its square: add() is for sketches
+// whose form is linear, to which every row is added before any is read; move() moves the moment and
+// returns the estimate. expect() sends for what move() will need of another row.
 struct NoMoment {
   static constexpr bool kIsKept = false, kIsSketch = false;
   NoMoment(const Moment&, const Place&, int64_t) {}
+  INLINE void expect(const Place&, int64_t, int64_t) const {}
   INLINE void add(int64_t, int64_t, Lanes) const {}
   INLINE Lanes move(int64_t, int64_t, Lanes x) const { return x; }
 };
@@ -87,6 +99,10 @@ struct ExactMoment {
 
   ExactMoment(const Moment& moment, const Place&, int64_t row) : m(moment), row_at(row) {}
   INLINE void add(int64_t, int64_t, Lanes) const {}
+
+  INLINE void expect(const Place&, int64_t row, int64_t column) const {
+    prefetch_one(m.data, known_dtype<T>(m.dtype), row + column);
+  }
 
   INLINE Lanes move(int64_t column, int64_t count, Lanes x) const {
     const int32_t dtype = known_dtype<T>(m.dtype);
@@ -115,6 +131,10 @@ struct SketchMoment {
   }
 
   INLINE int32_t dtype() const { return known_dtype<T>(m.dtype); }
+
+  INLINE void expect(const Place& next, int64_t, int64_t column) const {
+    for (int32_t j = 0; j < depth(); ++j) prefetch_one(m.data, dtype(), next.at[j] + column);
+  }
 
   INLINE Lanes combine(const Lanes* readings) const {
     return kIsFirst ? median(readings, depth()) : least(readings, depth());

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <vector>
 
 #include "by_row.h"
 #include "moment.h"
@@ -14,9 +15,8 @@
 namespace {
 
 constexpr int32_t kCommonDepth = 3;
-constexpr int64_t kRowsAhead = 4;        // how far prefetching runs before the work
 constexpr int64_t kStreams = 8;
-constexpr int64_t kPrefetchBytes = 256;  // the hardware goes on from there by itself
+constexpr int64_t kPrefetchBytes = 512;  // the hardware goes on from there by itself
 
 Span share(int64_t total, int64_t part, int64_t parts) {
   return {total * part / parts, total * (part + 1) / parts};
@@ -51,37 +51,48 @@ INLINE void prefetch(const void* data, int32_t dtype, int64_t at, Span columns) 
     __builtin_prefetch(begin + offset);
 }
 
+INLINE bool is_alone(const Gradient& g, int64_t r) {
+  return !g.starts || g.starts[r + 1] - g.starts[r] == 1;
+}
+
+// Adds an entry to its row's sum, of which the first is the beginning.
+template <int32_t P>
+INLINE void add_entry(const Step& s, int64_t entry, bool is_first, Span columns, float* sum) {
+  const void* values = s.gradient.values;
+  const int32_t dtype = known_dtype<P>(s.dtype);
+  const int64_t at = entry * s.dim;
+  for_columns(columns.begin, columns.end, [&](int64_t c, int64_t count) ALWAYS {
+    const Lanes x = load(values, dtype, at + c, count);
+    store(sum, kFloat32, c, count, is_first ? x : load(sum, kFloat32, c, count) + x);
+  });
+}
+
+// From the sum of a row's entries to the gradient that reaches the moments.
+template <int32_t P>
+INLINE void finish(const Step& s, int64_t r, Span columns, float* sum) {
+  if (!s.is_maximizing && s.weight_decay == 0.0f) return;
+  const float sign = s.is_maximizing ? -1.0f : 1.0f, decay = s.weight_decay;
+  const void* rows = s.parameter;
+  const int64_t row_at = id_of(s, r) * s.dim;
+  for_columns(columns.begin, columns.end, [&](int64_t c, int64_t count) ALWAYS {
+    Lanes x = load(sum, kFloat32, c, count) * sign;
+    // Not where nothing decays: a weight that is not finite, times zero, would be NaN.
+    if (decay != 0.0f) x += load(rows, known_dtype<P>(s.dtype), row_at + c, count) * decay;
+    store(sum, kFloat32, c, count, x);
+  });
+}
+
 // The summed gradient of a row, as it reaches the moments, in a buffer.
 template <int32_t P>
 const float* gathered(const Step& s, int64_t r, Span columns, float* buffer) {
   const Gradient& g = s.gradient;
-  const int64_t entry = first_entry(g, r) * s.dim;
   const int64_t entries = g.starts ? g.starts[r + 1] - g.starts[r] : 1;
-  const void* values = g.values;
-  const int32_t dtype = known_dtype<P>(s.dtype);
-  for_columns(columns.begin, columns.end, [&](int64_t c, int64_t count) ALWAYS {
-    store(buffer, kFloat32, c, count, load(values, dtype, entry + c, count));
-  });
-  for (int64_t i = 1; i < entries; ++i) {
-    const int64_t* order = g.order + g.starts[r] + i;
-    if (i + 1 < entries) prefetch(values, dtype, order[1] * s.dim, columns);
-    const int64_t more = order[0] * s.dim;
-    for_columns(columns.begin, columns.end, [&](int64_t c, int64_t count) ALWAYS {
-      const Lanes sum = load(buffer, kFloat32, c, count) + load(values, dtype, more + c, count);
-      store(buffer, kFloat32, c, count, sum);
-    });
+  for (int64_t i = 0; i < entries; ++i) {
+    const int64_t* order = g.starts ? g.order + g.starts[r] + i : &r;
+    if (i + 1 < entries) prefetch(g.values, s.dtype, order[1] * s.dim, columns);
+    add_entry<P>(s, order[0], i == 0, columns, buffer);
   }
-  if (s.is_maximizing || s.weight_decay != 0.0f) {
-    const float sign = s.is_maximizing ? -1.0f : 1.0f, decay = s.weight_decay;
-    const void* rows = s.parameter;
-    const int64_t row_at = id_of(s, r) * s.dim;
-    for_columns(columns.begin, columns.end, [&](int64_t c, int64_t count) ALWAYS {
-      Lanes x = load(buffer, kFloat32, c, count) * sign;
-      // Not where nothing decays: a weight that is not finite, times zero, would be NaN.
-      if (decay != 0.0f) x += load(rows, dtype, row_at + c, count) * decay;
-      store(buffer, kFloat32, c, count, x);
-    });
-  }
+  finish<P>(s, r, columns, buffer);
   return buffer;
 }
 
@@ -90,49 +101,62 @@ const float* gathered(const Step& s, int64_t r, Span columns, float* buffer) {
 template <int32_t P>
 INLINE const float* gradient_of(const Step& s, int64_t r, Span columns, float* buffer) {
   const Gradient& g = s.gradient;
-  const bool is_alone = !g.starts || g.starts[r + 1] - g.starts[r] == 1;
-  if (known_dtype<P>(s.dtype) == kFloat32 && is_alone && !s.is_maximizing && s.weight_decay == 0.0f)
+  const bool alone = is_alone(g, r);
+  if (known_dtype<P>(s.dtype) == kFloat32 && alone && !s.is_maximizing && s.weight_decay == 0.0f)
     return static_cast<const float*>(g.values) + first_entry(g, r) * s.dim;
-  if (!is_alone && g.sums) return g.sums + g.slots[r] * s.dim;
+  if (!alone && g.sums) return g.sums + g.slots[r] * s.dim;
   return gathered<P>(s, r, columns, buffer);
 }
 
-// Everything of a row that is known before its turn: found one row ahead, so that its buckets are
-// on their way when they are needed.
-struct Places {
-  Place first, second;
+// The rows in several places at once: a processor runs ahead of each place that is being read, but
+// only so far, and one alone does not fill the memory's bandwidth.
+template <typename Visit>
+INLINE void in_streams(Span rows, Visit visit) {
+  const int64_t length = (rows.end - rows.begin + kStreams - 1) / kStreams;
+  for (int64_t at = 0; at < length; ++at)
+    for (int64_t r = rows.begin + at; r < rows.end; r += length) visit(r);
+}
 
-  void find(const Step& s, int64_t r, Span columns) {
-    find_in(s.first, id_of(s, r), s.dim, columns, first);
-    find_in(s.second, id_of(s, r), s.dim, columns, second);
-  }
-
-  static void find_in(const Moment& m, int64_t id, int64_t dim, Span columns, Place& place) {
-    if (!is_element_sketch(m)) return;
-    locate(m, id, dim, place);
-    for (int32_t j = 0; j < m.depth; ++j) prefetch(m.data, m.dtype, place.at[j], columns);
-  }
-};
+// Finds a row, in sketches by element too, and sends for its gradient unless that is what the
+// hardware sends for by itself: the one after another.
+INLINE void find(const Step& s, int64_t r, Span columns, Row& row) {
+  row.number = r;
+  row.at = id_of(s, r) * s.dim;
+  if (is_element_sketch(s.first)) locate(s.first, id_of(s, r), s.dim, row.first);
+  if (is_element_sketch(s.second)) locate(s.second, id_of(s, r), s.dim, row.second);
+  if (s.gradient.starts)
+    prefetch(s.gradient.values, s.dtype, first_entry(s.gradient, r) * s.dim, columns);
+}
 
 INLINE void prefetch_row(const Step& s, int64_t r, Span columns) {
   const int64_t row_at = id_of(s, r) * s.dim;
-  // Entries in their own order are a stream, which the hardware sees by itself.
-  if (s.gradient.starts)
-    prefetch(s.gradient.values, s.dtype, first_entry(s.gradient, r) * s.dim, columns);
+  prefetch(s.gradient.values, s.dtype, first_entry(s.gradient, r) * s.dim, columns);
   prefetch(s.parameter, s.dtype, row_at, columns);
   if (s.first.kind == kExact) prefetch(s.first.data, s.dtype, row_at, columns);
   if (s.second.kind == kExact) prefetch(s.second.data, s.dtype, row_at, columns);
 }
 
-template <typename Visit>
+// Calls visit(row, next). With sketches by element rows come in ascending order, and what `next`
+// needs is best sent for a little at a time, while the work goes on: it is more than a processor
+// can have under way at once. Without them the order is free.
+template <bool kHasSketches, typename Visit>
 INLINE void for_rows(const Step& s, Span rows, Span columns, Visit visit) {
-  const bool has_places = is_element_sketch(s.first) || is_element_sketch(s.second);
-  Places places[2];
-  if (has_places && rows.begin < rows.end) places[0].find(s, rows.begin, columns);
-  for (int64_t r = rows.begin; r < rows.end; ++r) {
-    if (r + kRowsAhead < rows.end) prefetch_row(s, r + kRowsAhead, columns);
-    if (has_places && r + 1 < rows.end) places[(r - rows.begin + 1) % 2].find(s, r + 1, columns);
-    visit(r, places[(r - rows.begin) % 2]);
+  if constexpr (kHasSketches) {
+    Row pair[2];
+    if (rows.begin < rows.end) find(s, rows.begin, columns, pair[0]);
+    for (int64_t r = rows.begin; r < rows.end; ++r) {
+      Row &row = pair[(r - rows.begin) % 2], &next = pair[(r - rows.begin + 1) % 2];
+      find(s, std::min(r + 1, rows.end - 1), columns, next);
+      visit(row, next);
+    }
+  } else {
+    Row row;
+    in_streams(rows, [&](int64_t r) ALWAYS {
+      if (r + 1 < rows.end) prefetch_row(s, r + 1, columns);
+      row.number = r;
+      row.at = id_of(s, r) * s.dim;
+      visit(row, row);
+    });
   }
 }
 
@@ -141,12 +165,13 @@ template <int32_t P, typename First, typename Second>
 void add_rows(const Step& s) {
   in_parallel(s, true, [&](Span rows, Span columns) {
     std::unique_ptr<float[]> buffer(new float[s.dim]);
-    for_rows(s, rows, columns, [&](int64_t r, const Places& places) ALWAYS {
-      const float* g = gradient_of<P>(s, r, columns, buffer.get());
-      const int64_t row_at = id_of(s, r) * s.dim;
-      const First first(s.first, places.first, row_at);
-      const Second second(s.second, places.second, row_at);
+    for_rows<true>(s, rows, columns, [&](const Row& row, const Row& next) ALWAYS {
+      const float* g = gradient_of<P>(s, row.number, columns, buffer.get());
+      const First first(s.first, row.first, row.at);
+      const Second second(s.second, row.second, row.at);
       for_columns(columns.begin, columns.end, [&](int64_t c, int64_t count) ALWAYS {
+        first.expect(next.first, next.at, c);
+        second.expect(next.second, next.at, c);
         const Lanes x = load(g, kFloat32, c, count);
         first.add(c, count, x);
         second.add(c, count, x * x);
@@ -170,6 +195,8 @@ struct Applied {
       : rows(s.parameter), dtype(s.dtype), shrink(s.shrink), step_size(s.step_size), clip(s.clip),
         has_clip(s.has_clip && !s.is_ratio) {}
 
+  INLINE void expect(int64_t at) const { prefetch_one(rows, known_dtype<P>(dtype), at); }
+
   INLINE void operator()(int64_t at, int64_t count, Lanes direction) const {
     if (has_clip) direction = clipped(direction, clip);
     const Lanes old = load(rows, known_dtype<P>(dtype), at, count);
@@ -180,6 +207,7 @@ struct Applied {
 // The sweep in which rows move; a sketch by row has left its estimates in row_values.
 template <int32_t P, typename First, typename Second>
 void update_rows(const Step& s) {
+  constexpr bool kHasSketches = First::kIsSketch || Second::kIsSketch;
   const bool by_column = is_item_wise(s.first) || is_item_wise(s.second);
   const bool has_row_values = is_by_row(s.second);
   const float eps = s.eps, second_root = s.second_root;
@@ -188,14 +216,18 @@ void update_rows(const Step& s) {
   in_parallel(s, by_column, [&](Span rows, Span columns) {
     std::unique_ptr<float[]> buffer(new float[s.dim]);
     const Applied<P> apply(s);
-    for_rows(s, rows, columns, [&](int64_t r, const Places& places) ALWAYS {
-      const float* g = gradient_of<P>(s, r, columns, buffer.get());
-      const int64_t row_at = id_of(s, r) * s.dim;
-      const First first(s.first, places.first, row_at);
-      const Second second(s.second, places.second, row_at);
+    for_rows<kHasSketches>(s, rows, columns, [&](const Row& row, const Row& next) ALWAYS {
+      const float* g = gradient_of<P>(s, row.number, columns, buffer.get());
+      const First first(s.first, row.first, row.at);
+      const Second second(s.second, row.second, row.at);
       const float inverse =
-          has_row_values ? 1.0f / (std::sqrt(s.row_values[r]) / second_root + eps) : 1.0f;
+          has_row_values ? 1.0f / (std::sqrt(s.row_values[row.number]) / second_root + eps) : 1.0f;
       for_columns(columns.begin, columns.end, [&](int64_t c, int64_t count) ALWAYS {
+        if constexpr (kHasSketches) {
+          first.expect(next.first, next.at, c);
+          second.expect(next.second, next.at, c);
+          apply.expect(next.at + c);
+        }
         const Lanes x = load(g, kFloat32, c, count);
         Lanes direction = first.move(c, count, x);
         if (has_nesterov) direction = x + direction * nesterov;
@@ -205,7 +237,7 @@ void update_rows(const Step& s) {
         } else {
           direction *= inverse;
         }
-        apply(row_at + c, count, direction);
+        apply(row.at + c, count, direction);
       });
     });
   });
@@ -217,17 +249,19 @@ void update_rows_by_ratio(const Step& s) {
   const float second_root = s.second_root, eps = s.eps, clip = s.has_clip ? s.clip : INFINITY;
   in_parallel(s, false, [&](Span rows, Span columns) {
     const Applied<P> apply(s);
-    for_rows(s, rows, columns, [&](int64_t r, const Places& places) ALWAYS {
-      const int64_t row_at = id_of(s, r) * s.dim;
-      const First first(s.first, places.first, row_at);
-      const Second second(s.second, places.second, row_at);
+    for_rows<true>(s, rows, columns, [&](const Row& row, const Row& next) ALWAYS {
+      const First first(s.first, row.first, row.at);
+      const Second second(s.second, row.second, row.at);
       for_columns(columns.begin, columns.end, [&](int64_t c, int64_t count) ALWAYS {
+        first.expect(next.first, next.at, c);
+        second.expect(next.second, next.at, c);
+        apply.expect(next.at + c);
         Lanes quotients[kMaxDepth], squares[kMaxDepth];
         first.read(c, count, quotients);
         second.read(c, count, squares);
         for (int32_t j = 0; j < first.depth(); ++j)
           quotients[j] = clipped(quotients[j] / (root(squares[j]) / second_root + eps), clip);
-        apply(row_at + c, count, first.combine(quotients));
+        apply(row.at + c, count, first.combine(quotients));
       });
     });
   });
@@ -294,31 +328,55 @@ INLINE float square_sum(const float* g, int64_t dim, WordLanes& peak) {
   return sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
 }
 
-// The rows in several places at once: a processor runs ahead of each place that is being read, but
-// only so far, and one alone does not fill the memory's bandwidth.
-template <typename Visit>
-INLINE void for_rows_in_streams(Span rows, Visit visit) {
-  const int64_t length = (rows.end - rows.begin + kStreams - 1) / kStreams;
-  for (int64_t at = 0; at < length; ++at)
-    for (int64_t r = rows.begin + at; r < rows.end; r += length) visit(r);
+// Calls visit(row) for the rows of a span, rows with several entries last: those are summed in the
+// order of memory, which is faster than to go from entry to entry of a row.
+template <int32_t P, typename Visit>
+INLINE void for_rows_summed(const Step& s, Span rows, Span columns, Visit visit) {
+  const Gradient& g = s.gradient;
+  const int64_t entries = g.starts[g.rows];
+  std::vector<int64_t> row_of(entries + 1, -1);  // of the entries of these rows; and one more
+  for (int64_t r = rows.begin; r < rows.end; ++r)
+    for (int64_t i = g.starts[r]; i < g.starts[r + 1]; ++i) row_of[g.order[i]] = r;
+  for (int64_t i = 0; i < entries; ++i) {
+    const int64_t r = row_of[i], next = row_of[i + 1];
+    if (next >= 0) {
+      prefetch(g.values, P, (i + 1) * s.dim, columns);
+      prefetch(g.sums, kFloat32, g.slots[next] * s.dim, columns);
+    }
+    if (r < 0) continue;
+    if (is_alone(g, r))
+      visit(r);
+    else
+      add_entry<P>(s, i, i == first_entry(g, r), columns, g.sums + g.slots[r] * s.dim);
+  }
+  for (int64_t r = rows.begin; r < rows.end; ++r) {
+    if (is_alone(g, r)) continue;
+    finish<P>(s, r, columns, g.sums + g.slots[r] * s.dim);
+    visit(r);
+  }
 }
 
 template <int32_t P>
 int32_t inspect(const Step& s) {
-  const Gradient& given = s.gradient;
+  const Gradient& g = s.gradient;
   const bool wants_squares = is_by_row(s.second);
   int64_t refused = 0;
   in_parallel(s, false, [&](Span rows, Span columns) {
     std::unique_ptr<float[]> buffer(new float[s.dim]);
     WordLanes peak{};
-    for_rows_in_streams(rows, [&](int64_t r) ALWAYS {
-      if (r + 1 < rows.end) prefetch(given.values, P, first_entry(given, r + 1) * s.dim, columns);
-      const bool keeps = given.sums && given.starts[r + 1] - given.starts[r] > 1;
-      const float* g = keeps ? gathered<P>(s, r, columns, given.sums + given.slots[r] * s.dim)
-                             : gradient_of<P>(s, r, columns, buffer.get());
-      const float squares = square_sum(g, s.dim, peak);
+    auto look = [&](int64_t r) {
+      const float squares =
+          square_sum(gradient_of<P>(s, r, columns, buffer.get()), s.dim, peak);
       if (wants_squares) s.row_values[r] = squares / static_cast<float>(s.dim);
-    });
+    };
+    if (g.sums) {
+      for_rows_summed<P>(s, rows, columns, look);
+    } else {
+      in_streams(rows, [&](int64_t r) ALWAYS {
+        if (r + 1 < rows.end) prefetch(g.values, P, first_entry(g, r + 1) * s.dim, columns);
+        look(r);
+      });
+    }
     const WordLanes largest = bits_of(all(s.largest_gradient));
     int64_t mine = 0;
     for (int64_t i = 0; i < kLanes; ++i) mine += peak[i] > largest[i];

@@ -178,3 +178,21 @@ def test_defaults_of_dtype_and_device_change_nothing(memory, default):
         if isinstance(expected, Tensor):
             assert found[1][name].dtype == expected.dtype, name
             assert torch.equal(found[1][name], expected), name
+
+
+@every_memory
+def test_lazily_negated_values_of_a_sparse_gradient_count_as_what_they_mean(memory):
+    ids, values = (
+        torch.tensor([3, 1, 3]),
+        torch.randn(3, 5, generator=torch.Generator().manual_seed(0)),
+    )
+    moved = []
+    for negated in (torch._neg_view(values), -values):
+        parameter = torch.nn.Parameter(torch.zeros(9, 5))
+        parameter.grad = sparse(ids, negated, (9, 5))
+        with stepping_by(LEVELS[-1]) as taken:
+            so.Adam([parameter], memory=memory).step()
+        assert taken.native == 1
+        moved.append(parameter.detach())
+    assert moved[0].any()
+    assert torch.equal(*moved)

@@ -4,6 +4,7 @@ import ctypes
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from .. import hashing
 from ..moments import Average, ExactMoment, Moment, Moments, RowWiseMoment, SketchedMoment
@@ -20,6 +21,8 @@ _CONSERVATIVE = 3
 _MAX_DEPTH = 32
 # Waking a thread takes as long as one of them needs for about so many.
 _ELEMENTS_FOR_THREADS = 1 << 15
+# With cold caches torch takes as long to allocate as the kernel for a hundred rows; 64 KiB.
+_ROWS_KEPT = 1 << 14
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
@@ -74,11 +77,13 @@ class NativeStepper:
         ]
         # Mean squares by row, found while a gradient is looked at, become second moments.
         self.is_by_row = bool(self.call.second.is_by_row)
+        self.kept = torch.empty(0, dtype=torch.float32, device="cpu")
+        self.constants: tuple[object, ...] = ()
 
     def takes(self, gradient: Tensor) -> bool:
         """Whether the gradient's numbers are in memory as the kernel reads them."""
         if gradient.is_sparse:
-            return _is_plain(gradient._values())
+            return type(gradient) in _PLAIN
         # A number for each row, which the kernel keeps, would be of the size of a table.
         keeps_too_much = self.is_by_row and self.rows > CHUNK_ELEMENTS
         return _is_plain(gradient) and gradient.is_contiguous() and not keeps_too_much
@@ -86,12 +91,24 @@ class NativeStepper:
     def prepare(self, gradient: Tensor, rule: Rule) -> "NativeStep":
         """The step along a gradient, its equal ids found, once its rows are known to exist."""
         call = self.call
-        call.step_size, call.second_root, call.eps = rule.step_size, rule.second_root, rule.eps
-        call.weight_decay, call.shrink = rule.weight_decay, rule.shrink
-        call.is_maximizing, call.is_ratio = rule.maximize, rule.is_ratio
-        call.has_nesterov, call.nesterov = rule.nesterov is not None, rule.nesterov or 0.0
-        call.has_clip, call.clip = rule.clip is not None, rule.clip or 0.0
+        call.step_size, call.second_root = rule.step_size, rule.second_root
+        constants = rule[4:]
+        if constants != self.constants:
+            self.constants = constants
+            call.eps, call.weight_decay, call.shrink = rule.eps, rule.weight_decay, rule.shrink
+            call.is_maximizing, call.is_ratio = rule.maximize, rule.is_ratio
+            call.has_nesterov, call.nesterov = rule.nesterov is not None, rule.nesterov or 0.0
+            call.has_clip, call.clip = rule.clip is not None, rule.clip or 0.0
         return NativeStep(self, gradient, rule)
+
+    def row_values(self, rows: int) -> Tensor:
+        """Room for a number a row, kept from step to step where it is little."""
+        if self.kept.numel() >= rows:
+            return self.kept
+        room = torch.empty(rows, dtype=torch.float32, device="cpu")
+        if rows <= _ROWS_KEPT:
+            self.kept = room
+        return room
 
 
 class NativeStep:
@@ -104,9 +121,11 @@ class NativeStep:
         call = stepper.gradient
         call.starts = call.order = call.slots = call.sums = None
         if gradient.is_sparse:
+            values, ids = gradient._values(), gradient._indices()
+            if values.is_neg():  # lazily, by a flag that is not in memory
+                values = values.resolve_neg()
             # A copy where values are expanded, as those of a summed output are.
-            self.values = gradient._values().contiguous()
-            ids = gradient._indices()
+            self.values = values.contiguous()
             _check(self.values, stepper.parameter.dtype, ids.numel() * stepper.dim)
             self._group(ids)
         else:
@@ -150,7 +169,7 @@ class NativeStep:
                 self.sums = torch.empty(shared * stepper.dim, dtype=torch.float32, device="cpu")
                 call.sums = self.sums.data_ptr()
         if stepper.is_by_row:
-            self.row_values = torch.empty(self.touched, dtype=torch.float32, device="cpu")
+            self.row_values = stepper.row_values(self.touched)
             stepper.call.row_values = self.row_values.data_ptr()
         self.is_inspected = True
         return bool(stepper.library.sketchoptim_inspect(stepper.call))
@@ -166,7 +185,7 @@ class NativeStep:
                 moment.begin_(average)
         stepper.library.sketchoptim_step(stepper.call)
         # Autograd sees writes by torch only, and must refuse graphs of the weights as they were.
-        torch.autograd.graph.increment_version(stepper.parameter)
+        increment_version(stepper.parameter)
 
 
 class NativeMoment:
@@ -232,7 +251,7 @@ def _check(tensor: Tensor, dtype: torch.dtype, count: int) -> None:
     if (
         tensor.dtype != dtype
         or tensor.numel() != count
-        or tensor.device.type != "cpu"
+        or not tensor.is_cpu
         or not tensor.is_contiguous()
     ):
         raise ValueError(
