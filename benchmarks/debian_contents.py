@@ -29,6 +29,8 @@ from sketchoptim.nn import Aggregation, recall
 AT = (1, 10, 100)
 RECIPE = load_recipe("amazon-mach")
 SETTING: Setting = RECIPE.sizes["small"]
+assert isinstance(SETTING.model, TextClassifierSettings)
+MODEL: TextClassifierSettings = SETTING.model
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -59,6 +61,8 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
         ],
     )  # fmt: skip
     parser.add_argument("--steps", type=int, default=SETTING.train.steps)
+    parser.add_argument("--batch", type=int, default=SETTING.train.batch)
+    parser.add_argument("--dim", type=int, default=MODEL.dim, help="hidden units")
     parser.add_argument("--tuning-steps", type=int, default=100)
     parser.add_argument("--rate", type=float, help="of the tables, instead of tuning it")
     parser.add_argument("--test-rows", type=int, default=20_000)
@@ -77,8 +81,8 @@ def run_of(text: str) -> tuple[Output, Contestant]:
 
 def measured(output: Output, contestant: Contestant, options: argparse.Namespace) -> dict[str, Any]:
     """Everything about one run: its rates, and the test recalls at the best of them."""
-    assert isinstance(SETTING.model, TextClassifierSettings)
-    setting = replace(SETTING, model=replace(SETTING.model, output=output))
+    model = replace(MODEL, output=output, dim=options.dim)
+    setting = replace(SETTING, model=model, train=replace(SETTING.train, batch=options.batch))
     task = setting.task(options.data)
     assert isinstance(task, ClassOfText)
     name = f"{output}:{contestant.method.name}"
