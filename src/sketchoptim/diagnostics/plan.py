@@ -16,7 +16,7 @@ from .text_table import text_table
 _LEGEND = """\
 Zipf: the exponent of row frequencies. Error: of the second moment v, over the rows that a step
 touches, |estimate - v| / |v|; row: the median of (estimate - v) / v, where rare rows weigh most.
-No table is wider than the default: wider ones have trained no better. finest="array" has them."""
+Tables wider than the default, which finest="array" offers, have trained no better."""
 
 
 @dataclass(frozen=True)

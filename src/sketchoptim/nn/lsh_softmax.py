@@ -166,18 +166,22 @@ class LSHSoftmax(OutputTable):
     @torch.no_grad()
     def rebuild_(self) -> None:
         """Hashes all classes anew, by new planes; training does it when it is due."""
+        extended = self.dim + (self.bias is not None)
+        normals = SimHashIndex.planes(
+            extended, bits=self.bits, tables=self.tables, seed=(self.seed << 32) + self.builds
+        )
         chunks = (
             self._extended_rows(slice(start, start + _BUILD_CHUNK))
             for start in range(0, self.classes, _BUILD_CHUNK)
         )
-        self._index = SimHashIndex.build(chunks, self._planes(self.builds))
+        self._index = SimHashIndex.build(chunks, normals.to(self.weight.device))
         self.builds += 1
 
     def get_extra_state(self) -> dict[str, Any]:
         """What `state_dict()` holds besides weight and bias: the schedule, and the tables."""
         state: dict[str, Any] = {"steps": self.steps, "builds": self.builds}
         if self._index is not None:
-            state |= {"members": self._index.members, "starts": self._index.starts}
+            state["index"] = dict(vars(self._index))
         return state
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
@@ -186,18 +190,11 @@ class LSHSoftmax(OutputTable):
         Tables of a layer with other `bits` or `tables` are left, and made anew when needed.
         """
         self.steps, self.builds = state["steps"], state["builds"]
-        sizes = (self.tables * self.classes, self.tables * 2**self.bits + 1)
-        members, starts = state.get("members"), state.get("starts")
-        if members is not None and starts is not None and sizes == (len(members), len(starts)):
-            members, starts = (it.to(self.weight.device, copy=True) for it in (members, starts))
-            normals = self._planes(self.builds - 1)
-            self._index = SimHashIndex(normals=normals, members=members, starts=starts)
-
-    def _planes(self, build: int) -> Tensor:
-        """The planes of build number `build`."""
-        extended, seed = self.dim + (self.bias is not None), (self.seed << 32) + build
-        normals = SimHashIndex.planes(extended, bits=self.bits, tables=self.tables, seed=seed)
-        return normals.to(self.weight.device)
+        index = state.get("index")
+        if index is not None and index["normals"].shape[1:] == (self.tables, self.bits):
+            device = self.weight.device
+            copies = {name: it.to(device, copy=True) for name, it in index.items()}
+            self._index = SimHashIndex(**copies)
 
     def _take_step(self) -> None:
         """Counts a training step, and rebuilds where one is due."""

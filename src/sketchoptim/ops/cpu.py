@@ -24,6 +24,8 @@ _ELEMENTS_FOR_THREADS = 1 << 15
 # With cold caches torch takes as long to allocate as the kernel for a hundred rows; 64 KiB.
 _ROWS_KEPT = 1 << 14
 _PLAIN = (Tensor, torch.nn.Parameter)
+# The part of a rule that hardly ever changes from step to step.
+_CONSTANTS_FROM = Rule._fields.index("eps")
 
 
 def supports(parameter: Tensor, moments: Moments) -> bool:
@@ -92,7 +94,7 @@ class NativeStepper:
         """The step along a gradient, its equal ids found, once its rows are known to exist."""
         call = self.call
         call.step_size, call.second_root = rule.step_size, rule.second_root
-        constants = rule[4:]
+        constants = rule[_CONSTANTS_FROM:]
         if constants != self.constants:
             self.constants = constants
             call.eps, call.weight_decay, call.shrink = rule.eps, rule.weight_decay, rule.shrink
