@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#define SKETCHOPTIM_ABI 4
+#define SKETCHOPTIM_ABI 5
 
 enum DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 enum Kind : int32_t { kNone = 0, kExact = 1, kRowWise = 2, kSketch = 3 };
@@ -44,9 +44,9 @@ struct Moment {
 struct Gradient {
   const void* values;  // [entries, dim] in the parameter's dtype
   const int64_t* ids;
-  const int64_t* starts;
-  const int64_t* order;
-  const int64_t* slots;
+  const uint32_t* starts;
+  const uint32_t* order;
+  const uint32_t* slots;
   float* sums;  // [rows with several entries, dim]
   int64_t rows;
 };
@@ -102,12 +102,11 @@ void sketchoptim_hash(const int64_t* words, int32_t depth, int64_t width, const 
 // one is outside [0, n).
 int32_t sketchoptim_ascend(const int64_t* ids, int64_t count, int64_t n);
 
-// Groups equal ids, which lie in [0, 2^32): `order` lists entries by ascending id (and by position
-// within one), unique[r] is the r-th distinct id, starts[r] where its entries begin, and slots[r]
-// how many rows before it have several entries. They hold `count` numbers, starts and slots one
-// more (the ends), scratch twice as many. Returns the number of distinct ids.
-int64_t sketchoptim_group(const int64_t* ids, int64_t count, uint64_t* scratch, int64_t* order,
-                          int64_t* starts, int64_t* slots, int64_t* unique);
+// Groups equal ids, which lie in [0, 2^32), of fewer than 2^32 entries: fills in all of a gradient
+// but values and sums, by ascending id and, within one, position. What it points to then lies in
+// the room, which has 3 count + 1 numbers. Returns how many rows have several
+// entries, which is how many sums there are.
+int64_t sketchoptim_group(const int64_t* ids, int64_t count, uint64_t* room, Gradient* gradient);
 
 // Whether all gradients that would reach the moments are finite; fills row_values with the mean
 // square of each row. Changes nothing else.

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
-#include <vector>
 
 #include "by_row.h"
 #include "moment.h"
@@ -17,6 +16,7 @@ namespace {
 constexpr int32_t kCommonDepth = 3;
 constexpr int64_t kStreams = 8;
 constexpr int64_t kPrefetchBytes = 512;  // the hardware goes on from there by itself
+constexpr int64_t kEntriesAhead = 4;
 
 Span share(int64_t total, int64_t part, int64_t parts) {
   return {total * part / parts, total * (part + 1) / parts};
@@ -82,15 +82,24 @@ INLINE void finish(const Step& s, int64_t r, Span columns, float* sum) {
   });
 }
 
+// Sends for the entry that will be added a few entries later, in this row or in one behind it.
+INLINE void expect_entry(const Step& s, int64_t i, Span columns) {
+  const Gradient& g = s.gradient;
+  const int64_t last = g.starts[g.rows] - 1;
+  prefetch(g.values, s.dtype, g.order[std::min(i + kEntriesAhead, last)] * s.dim, columns);
+}
+
 // The summed gradient of a row, as it reaches the moments, in a buffer.
 template <int32_t P>
 const float* gathered(const Step& s, int64_t r, Span columns, float* buffer) {
   const Gradient& g = s.gradient;
-  const int64_t entries = g.starts ? g.starts[r + 1] - g.starts[r] : 1;
-  for (int64_t i = 0; i < entries; ++i) {
-    const int64_t* order = g.starts ? g.order + g.starts[r] + i : &r;
-    if (i + 1 < entries) prefetch(g.values, s.dtype, order[1] * s.dim, columns);
-    add_entry<P>(s, order[0], i == 0, columns, buffer);
+  if (g.starts) {
+    for (int64_t i = g.starts[r]; i < g.starts[r + 1]; ++i) {
+      expect_entry(s, i, columns);
+      add_entry<P>(s, g.order[i], i == g.starts[r], columns, buffer);
+    }
+  } else {
+    add_entry<P>(s, r, true, columns, buffer);
   }
   finish<P>(s, r, columns, buffer);
   return buffer;
@@ -102,35 +111,37 @@ template <int32_t P>
 INLINE const float* gradient_of(const Step& s, int64_t r, Span columns, float* buffer) {
   const Gradient& g = s.gradient;
   const bool alone = is_alone(g, r);
-  if (known_dtype<P>(s.dtype) == kFloat32 && alone && !s.is_maximizing && s.weight_decay == 0.0f)
+  if (known_dtype<P>(s.dtype) == kFloat32 && alone && !s.is_maximizing && s.weight_decay == 0.0f) {
+    if (g.starts) expect_entry(s, g.starts[r], columns);
     return static_cast<const float*>(g.values) + first_entry(g, r) * s.dim;
+  }
   if (!alone && g.sums) return g.sums + g.slots[r] * s.dim;
   return gathered<P>(s, r, columns, buffer);
 }
 
-// The rows in several places at once: a processor runs ahead of each place that is being read, but
-// only so far, and one alone does not fill the memory's bandwidth.
+// Rows whose gradients lie one after another, in several places at once: a processor runs ahead of
+// each place that is being read, but only so far, and one alone does not fill the memory's
+// bandwidth.
 template <typename Visit>
-INLINE void in_streams(Span rows, Visit visit) {
-  const int64_t length = (rows.end - rows.begin + kStreams - 1) / kStreams;
+INLINE void in_streams(const Step& s, Span rows, Visit visit) {
+  const int64_t streams = s.gradient.starts ? 1 : kStreams;
+  const int64_t length = (rows.end - rows.begin + streams - 1) / streams;
   for (int64_t at = 0; at < length; ++at)
-    for (int64_t r = rows.begin + at; r < rows.end; r += length) visit(r);
+    for (int64_t r = rows.begin + at; r < rows.end; r += length)
+      visit(r, std::min(r + 1, rows.end - 1));
 }
 
-// Finds a row, in sketches by element too, and sends for its gradient unless that is what the
-// hardware sends for by itself: the one after another.
-INLINE void find(const Step& s, int64_t r, Span columns, Row& row) {
+// Finds a row, in sketches by element too.
+INLINE void find(const Step& s, int64_t r, Row& row) {
   row.number = r;
   row.at = id_of(s, r) * s.dim;
   if (is_element_sketch(s.first)) locate(s.first, id_of(s, r), s.dim, row.first);
   if (is_element_sketch(s.second)) locate(s.second, id_of(s, r), s.dim, row.second);
-  if (s.gradient.starts)
-    prefetch(s.gradient.values, s.dtype, first_entry(s.gradient, r) * s.dim, columns);
 }
 
 INLINE void prefetch_row(const Step& s, int64_t r, Span columns) {
   const int64_t row_at = id_of(s, r) * s.dim;
-  prefetch(s.gradient.values, s.dtype, first_entry(s.gradient, r) * s.dim, columns);
+  if (!s.gradient.starts) prefetch(s.gradient.values, s.dtype, r * s.dim, columns);
   prefetch(s.parameter, s.dtype, row_at, columns);
   if (s.first.kind == kExact) prefetch(s.first.data, s.dtype, row_at, columns);
   if (s.second.kind == kExact) prefetch(s.second.data, s.dtype, row_at, columns);
@@ -143,16 +154,16 @@ template <bool kHasSketches, typename Visit>
 INLINE void for_rows(const Step& s, Span rows, Span columns, Visit visit) {
   if constexpr (kHasSketches) {
     Row pair[2];
-    if (rows.begin < rows.end) find(s, rows.begin, columns, pair[0]);
+    if (rows.begin < rows.end) find(s, rows.begin, pair[0]);
     for (int64_t r = rows.begin; r < rows.end; ++r) {
       Row &row = pair[(r - rows.begin) % 2], &next = pair[(r - rows.begin + 1) % 2];
-      find(s, std::min(r + 1, rows.end - 1), columns, next);
+      find(s, std::min(r + 1, rows.end - 1), next);
       visit(row, next);
     }
   } else {
     Row row;
-    in_streams(rows, [&](int64_t r) ALWAYS {
-      if (r + 1 < rows.end) prefetch_row(s, r + 1, columns);
+    in_streams(s, rows, [&](int64_t r, int64_t next) ALWAYS {
+      prefetch_row(s, next, columns);
       row.number = r;
       row.at = id_of(s, r) * s.dim;
       visit(row, row);
@@ -328,34 +339,6 @@ INLINE float square_sum(const float* g, int64_t dim, WordLanes& peak) {
   return sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
 }
 
-// Calls visit(row) for the rows of a span, rows with several entries last: those are summed in the
-// order of memory, which is faster than to go from entry to entry of a row.
-template <int32_t P, typename Visit>
-INLINE void for_rows_summed(const Step& s, Span rows, Span columns, Visit visit) {
-  const Gradient& g = s.gradient;
-  const int64_t entries = g.starts[g.rows];
-  std::vector<int64_t> row_of(entries + 1, -1);  // of the entries of these rows; and one more
-  for (int64_t r = rows.begin; r < rows.end; ++r)
-    for (int64_t i = g.starts[r]; i < g.starts[r + 1]; ++i) row_of[g.order[i]] = r;
-  for (int64_t i = 0; i < entries; ++i) {
-    const int64_t r = row_of[i], next = row_of[i + 1];
-    if (next >= 0) {
-      prefetch(g.values, P, (i + 1) * s.dim, columns);
-      prefetch(g.sums, kFloat32, g.slots[next] * s.dim, columns);
-    }
-    if (r < 0) continue;
-    if (is_alone(g, r))
-      visit(r);
-    else
-      add_entry<P>(s, i, i == first_entry(g, r), columns, g.sums + g.slots[r] * s.dim);
-  }
-  for (int64_t r = rows.begin; r < rows.end; ++r) {
-    if (is_alone(g, r)) continue;
-    finish<P>(s, r, columns, g.sums + g.slots[r] * s.dim);
-    visit(r);
-  }
-}
-
 template <int32_t P>
 int32_t inspect(const Step& s) {
   const Gradient& g = s.gradient;
@@ -364,19 +347,14 @@ int32_t inspect(const Step& s) {
   in_parallel(s, false, [&](Span rows, Span columns) {
     std::unique_ptr<float[]> buffer(new float[s.dim]);
     WordLanes peak{};
-    auto look = [&](int64_t r) {
-      const float squares =
-          square_sum(gradient_of<P>(s, r, columns, buffer.get()), s.dim, peak);
+    in_streams(s, rows, [&](int64_t r, int64_t next) ALWAYS {
+      if (!g.starts) prefetch(g.values, P, next * s.dim, columns);
+      const float* x = g.sums && !is_alone(g, r)
+                           ? gathered<P>(s, r, columns, g.sums + g.slots[r] * s.dim)
+                           : gradient_of<P>(s, r, columns, buffer.get());
+      const float squares = square_sum(x, s.dim, peak);
       if (wants_squares) s.row_values[r] = squares / static_cast<float>(s.dim);
-    };
-    if (g.sums) {
-      for_rows_summed<P>(s, rows, columns, look);
-    } else {
-      in_streams(rows, [&](int64_t r) ALWAYS {
-        if (r + 1 < rows.end) prefetch(g.values, P, first_entry(g, r + 1) * s.dim, columns);
-        look(r);
-      });
-    }
+    });
     const WordLanes largest = bits_of(all(s.largest_gradient));
     int64_t mine = 0;
     for (int64_t i = 0; i < kLanes; ++i) mine += peak[i] > largest[i];

@@ -123,7 +123,8 @@ class NativeStep:
         self.sums: Tensor | None = None
         self.row_values: Tensor | None = None
         call = stepper.gradient
-        call.starts = call.order = call.slots = call.sums = None
+        call.starts = call.sums = None
+        self.shared = 0
         if gradient.is_sparse:
             values, ids = gradient._values(), gradient._indices()
             if values.is_neg():  # lazily, by a flag that is not in memory
@@ -152,26 +153,16 @@ class NativeStep:
         if ascends:
             call.rows, call.ids = count, ids.data_ptr()
             return
-        # scratch (2 count), order, unique (count each), starts, slots (count + 1): one allocation
-        self.ids = torch.empty(6 * count + 2, dtype=torch.int64, device="cpu")
-        scratch = self.ids.data_ptr()
-        order, unique, starts, slots = (
-            scratch + 8 * part for part in (2 * count, 3 * count, 4 * count, 5 * count + 1)
-        )
-        call.rows = library.sketchoptim_group(
-            ids.data_ptr(), count, scratch, order, starts, slots, unique
-        )
-        call.ids, call.order, call.starts, call.slots = unique, order, starts, slots
+        self.ids = torch.empty(3 * count + 1, dtype=torch.int64, device="cpu")
+        self.shared = library.sketchoptim_group(ids.data_ptr(), count, self.ids.data_ptr(), call)
 
     def is_finite(self) -> bool:
         call, stepper = self.stepper.gradient, self.stepper
-        if call.slots:
-            shared = ctypes.c_int64.from_address(call.slots + 8 * self.touched).value
-            # What has been summed once is kept for the step itself, unless that is more than one
-            # copy of the touched rows: sums are float32 where rows may be half as wide.
-            if shared * 4 <= self.touched * stepper.parameter.element_size():
-                self.sums = torch.empty(shared * stepper.dim, dtype=torch.float32, device="cpu")
-                call.sums = self.sums.data_ptr()
+        # What has been summed once is kept for the step itself, unless that is more than one copy
+        # of the touched rows: sums are float32 where rows may be half as wide.
+        if 0 < self.shared * 4 <= self.touched * stepper.parameter.element_size():
+            self.sums = torch.empty(self.shared * stepper.dim, dtype=torch.float32, device="cpu")
+            call.sums = self.sums.data_ptr()
         if stepper.is_by_row:
             self.row_values = stepper.row_values(self.touched)
             stepper.call.row_values = self.row_values.data_ptr()

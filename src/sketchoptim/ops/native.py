@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-_ABI = 4
+_ABI = 5
 # From torch's name of what the machine can do to our name of what a library was built for.
 _LEVELS = {"AVX512": "v4", "AVX2": "v3"}
 
@@ -104,7 +104,7 @@ def load(name: str) -> ctypes.CDLL:
     pointer = c_void_p
     library.sketchoptim_ascend.argtypes = [pointer, c_int64, c_int64]
     library.sketchoptim_ascend.restype = c_int32
-    library.sketchoptim_group.argtypes = [pointer, c_int64, *[pointer] * 5]
+    library.sketchoptim_group.argtypes = [pointer, c_int64, pointer, POINTER(Gradient)]
     library.sketchoptim_group.restype = c_int64
     library.sketchoptim_hash.argtypes = [
         pointer,
