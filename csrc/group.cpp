@@ -6,27 +6,43 @@
 
 namespace {
 
+constexpr int kIdBits = 32;
 constexpr int kMostDigitBits = 11;
+constexpr int kMostDigits = (kIdBits + kMostDigitBits - 1) / kMostDigitBits;
 
-int bits_of(uint64_t number) { return number ? 64 - __builtin_clzll(number) : 0; }
+// The fewest digits that ids can be written in, and those as short as they can be.
+struct Digits {
+  int count, bits;
 
-// Entries are (id << 32 | position): ids below 2^32, fewer than 2^32 entries. The fewest digits
-// there can be, and those as short as they can be.
-uint64_t* sort_by_id(uint64_t* entries, uint64_t* other, int64_t count, uint64_t largest) {
-  const int bits = bits_of(largest), digits = (bits + kMostDigitBits - 1) / kMostDigitBits;
-  for (int digit = 0; digit < digits; ++digit) {
-    const int low = bits * digit / digits, high = bits * (digit + 1) / digits;
-    const uint64_t mask = (uint64_t{1} << (high - low)) - 1;
-    auto digit_of = [&](uint64_t entry) { return (entry >> (32 + low)) & mask; };
-    uint32_t begins[1 << kMostDigitBits] = {};
-    for (int64_t i = 0; i < count; ++i) ++begins[digit_of(entries[i])];
+  explicit Digits(uint64_t largest) {
+    const int all = largest ? 64 - __builtin_clzll(largest) : 0;
+    count = (all + kMostDigitBits - 1) / kMostDigitBits;
+    bits = count ? (all + count - 1) / count : 0;
+  }
+
+  uint64_t operator()(uint64_t id, int digit) const {
+    return (id >> (digit * bits)) & ((uint64_t{1} << bits) - 1);
+  }
+};
+
+// Writes (id << 32 | position) of each id into entries and returns them sorted, in either buffer.
+uint64_t* sorted_entries(const int64_t* ids, int64_t count, uint64_t* entries, uint64_t* other) {
+  const Digits digits(count ? static_cast<uint64_t>(*std::max_element(ids, ids + count)) : 0);
+  uint32_t begins[kMostDigits][1 << kMostDigitBits] = {};
+  for (int64_t i = 0; i < count; ++i) {
+    const uint64_t id = static_cast<uint64_t>(ids[i]);
+    entries[i] = id << kIdBits | static_cast<uint64_t>(i);
+    for (int digit = 0; digit < digits.count; ++digit) ++begins[digit][digits(id, digit)];
+  }
+  for (int digit = 0; digit < digits.count; ++digit) {
     uint32_t begin = 0;
-    for (uint64_t value = 0; value <= mask; ++value) {
-      const uint32_t size = begins[value];
-      begins[value] = begin;
+    for (uint32_t& here : begins[digit]) {
+      const uint32_t size = here;
+      here = begin;
       begin += size;
     }
-    for (int64_t i = 0; i < count; ++i) other[begins[digit_of(entries[i])]++] = entries[i];
+    for (int64_t i = 0; i < count; ++i)
+      other[begins[digit][digits(entries[i] >> kIdBits, digit)]++] = entries[i];
     std::swap(entries, other);
   }
   return entries;
@@ -45,26 +61,22 @@ extern "C" int32_t sketchoptim_ascend(const int64_t* ids, int64_t count, int64_t
 
 extern "C" int64_t sketchoptim_group(const int64_t* ids, int64_t count, uint64_t* room,
                                      Gradient* gradient) {
-  int64_t largest = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    largest = std::max(largest, ids[i]);
-    room[i] = static_cast<uint64_t>(ids[i]) << 32 | static_cast<uint64_t>(i);
-  }
-  uint64_t* sorted = sort_by_id(room, room + count, count, static_cast<uint64_t>(largest));
+  uint64_t* sorted = sorted_entries(ids, count, room, room + count);
   // What the sort is done with is written over: one buffer at once, the other while it is read.
   uint32_t* order = reinterpret_cast<uint32_t*>(sorted == room ? room + count : room);
   uint32_t* slots = order + count;
   uint32_t* starts = reinterpret_cast<uint32_t*>(room + 2 * count);
-  uint32_t rows = 0, shared = 0;
+  uint32_t rows = 0, shared = 0, start = 0;
   starts[0] = 0;
   for (int64_t i = 0; i < count; ++i) {
-    const uint64_t id = sorted[i] >> 32;
-    const bool is_last = i + 1 == count || sorted[i + 1] >> 32 != id;
+    const uint64_t id = sorted[i] >> kIdBits;
+    const bool is_last = i + 1 == count || sorted[i + 1] >> kIdBits != id;
     order[i] = static_cast<uint32_t>(sorted[i]);
     sorted[rows] = id;
     slots[rows] = shared;
     starts[rows + 1] = static_cast<uint32_t>(i + 1);
-    shared += is_last && starts[rows] != i;
+    shared += is_last && start != i;
+    start = is_last ? static_cast<uint32_t>(i + 1) : start;
     rows += is_last;
   }
   gradient->ids = reinterpret_cast<int64_t*>(sorted);
