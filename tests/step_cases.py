@@ -87,7 +87,7 @@ def run(case: Case) -> Outcome:
         for step in range(case.steps):
             parameter.grad = gradient(case, generator)
             if step == 0 and not case.is_whole:
-                state = optimizer._slot(parameter, optimizer.param_groups[0]).state
+                state = optimizer._slot(parameter, optimizer.param_groups[0], ()).state
                 optimizer.state[parameter] = state
                 _scatter_(state, generator)
             optimizer.step()

@@ -1,6 +1,5 @@
 """ascend() and group(): what ids are like, and equal ones together, against torch.unique."""
 
-import ctypes
 import itertools
 from typing import NamedTuple
 
@@ -11,31 +10,40 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from sketchoptim.ops import native
+
 pytestmark = [needs_native, pytest.mark.parametrize("level", LEVELS)]
 
 GUARD = -7_777_777
 
 
 class Grouping(NamedTuple):
-    """What group() found, with guards behind every buffer that it wrote to."""
+    """What group() found; its room has guards behind it."""
 
-    rows: int
-    order: Tensor
+    ids: Tensor
     starts: Tensor
+    order: Tensor
     slots: Tensor
-    unique: Tensor
+    shared: int
 
 
 def group(level: str, ids: Tensor) -> Grouping:
     count = ids.numel()
-    sizes = (2 * count, count, count + 1, count + 1, count)
-    buffers = [torch.full((size + 8,), GUARD) for size in sizes]
-    pointers = [ctypes.c_void_p(buffer.data_ptr()) for buffer in buffers]
-    rows = library(level).sketchoptim_group(ids.data_ptr(), count, *pointers)
-    for buffer, size in zip(buffers, sizes, strict=True):
-        assert (buffer[size:] == GUARD).all()
-    parts = [buffer[:size] for buffer, size in zip(buffers, sizes, strict=True)]
-    return Grouping(rows, *parts[1:])
+    size = 3 * count + 1
+    room, found = torch.full((size + 8,), GUARD), native.Gradient()
+    shared = library(level).sketchoptim_group(ids.data_ptr(), count, room.data_ptr(), found)
+    assert (room[size:] == GUARD).all()
+    here, parts = room[:size], [found.starts, found.order, found.slots]
+    words = here.view(torch.int32)
+    starts, order, slots = (words[(part - room.data_ptr()) // 4 :] for part in parts)
+    unique = here[(found.ids - room.data_ptr()) // 8 :]
+    return Grouping(
+        unique[: found.rows].clone(),
+        starts[: found.rows + 1].long(),
+        order[:count].long(),
+        slots[: found.rows].long(),
+        shared,
+    )
 
 
 def ascend(level: str, ids: Tensor, n: int) -> int:
@@ -44,13 +52,13 @@ def ascend(level: str, ids: Tensor, n: int) -> int:
 
 def check(found: Grouping, ids: Tensor) -> None:
     """Raises unless the grouping is that of torch.unique and keeps the order of equal ids."""
-    unique, counts = torch.unique(ids.long(), return_counts=True)
-    assert found.rows == unique.numel()
-    assert torch.equal(found.unique[: found.rows], unique)
-    assert torch.equal(found.starts[: found.rows + 1].diff(), counts)
+    unique, counts = torch.unique(ids, return_counts=True)
+    assert torch.equal(found.ids, unique)
+    assert torch.equal(found.starts.diff(), counts)
     assert found.starts[0] == 0
-    assert torch.equal(found.slots[: found.rows + 1].diff(), (counts > 1).long())
-    assert found.slots[0] == 0
+    has_several = counts > 1
+    assert torch.equal(found.slots[has_several], torch.arange(found.shared))
+    assert found.shared == has_several.sum()
     assert torch.equal(found.order, torch.sort(ids, stable=True).indices)
 
 

@@ -141,7 +141,7 @@ struct Work {
   State first, second;
   Bytes parameter{0}, values{0}, row_values{0};
   std::shared_ptr<std::vector<int64_t>> ids;
-  std::shared_ptr<Bytes> order, starts, slots, sums;
+  std::shared_ptr<Bytes> room, sums;
 
   Work() = default;
   Work(const Work&) = default;
@@ -179,20 +179,13 @@ void random_ids(Work& work, int64_t n) {
   int64_t rows = count;
   Gradient& gradient = work.step.gradient;
   if (ascend() == 0) {
-    Bytes scratch(16 * count), unique(8 * count);
-    work.order = std::make_shared<Bytes>(8 * count);
-    work.starts = std::make_shared<Bytes>(8 * (count + 1));
-    work.slots = std::make_shared<Bytes>(8 * (count + 1));
-    rows = sketchoptim_group(ids.as<int64_t>(), count, scratch.as<uint64_t>(),
-                             work.order->as<int64_t>(), work.starts->as<int64_t>(),
-                             work.slots->as<int64_t>(), unique.as<int64_t>());
-    work.ids = std::make_shared<std::vector<int64_t>>(unique.as<int64_t>(),
-                                                      unique.as<int64_t>() + rows);
-    gradient.order = work.order->as<int64_t>();
-    gradient.starts = work.starts->as<int64_t>();
-    gradient.slots = work.slots->as<int64_t>();
+    work.room = std::make_shared<Bytes>(8 * (3 * count + 1));
+    const int64_t shared =
+        sketchoptim_group(ids.as<int64_t>(), count, work.room->as<uint64_t>(), &gradient);
+    rows = gradient.rows;
+    work.ids = std::make_shared<std::vector<int64_t>>(gradient.ids, gradient.ids + rows);
     if (chance(2)) {  // as after a look at the gradient, which exact storage does without
-      work.sums = std::make_shared<Bytes>(4 * gradient.slots[rows] * work.step.dim);
+      work.sums = std::make_shared<Bytes>(4 * shared * work.step.dim);
       gradient.sums = work.sums->as<float>();
     }
   } else {

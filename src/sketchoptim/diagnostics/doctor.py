@@ -5,7 +5,7 @@ import platform
 
 import torch
 
-from ..ops import native
+from ..ops import native, pages
 
 
 def findings() -> dict[str, str]:
@@ -16,6 +16,7 @@ def findings() -> dict[str, str]:
         "machine": f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}",
         "threads": str(torch.get_num_threads()),
         "cpu backend": _cpu_backend(),
+        "huge pages": _huge_pages(),
         "gpu backend": "reference kernels, on the GPU's own torch operations",
         "SKETCHOPTIM_REQUIRE_NATIVE": os.environ.get("SKETCHOPTIM_REQUIRE_NATIVE", "not set"),
     }
@@ -27,3 +28,10 @@ def _cpu_backend() -> str:
     except OSError as error:
         return f"reference kernels, many times slower: {error}"
     return f"native kernels, level {native.level()}: {loaded._name}"
+
+
+def _huge_pages() -> str:
+    setting = pages.setting()
+    if setting in ("always", "madvise"):
+        return f"{setting}: large tables are moved to them"
+    return f"{setting}: steps on large tables take up to twice as long"

@@ -3,6 +3,7 @@
 import functools
 import itertools
 import math
+import operator
 import warnings
 from collections.abc import Callable
 from typing import Any, ClassVar, overload
@@ -23,6 +24,7 @@ from . import checkpoint, checks
 from .slot import Slot, State, Work, parts
 
 Group = dict[str, Any]
+Options = tuple[object, ...]
 
 _EXACT = PRESETS["exact"]
 _REFUSED_FLAGS = ("amsgrad", "centered", "foreach", "fused", "capturable", "differentiable")
@@ -40,8 +42,7 @@ class Optimizer(torch.optim.Optimizer):
     """The moments that the algorithm has."""
 
     def __init__(self, params: Any, *, memory: str | Memory, **options: Any) -> None:
-        self._warned: set[Tensor] = set()
-        self._slots: dict[int, Slot] = {}  # by the id of the parameter, which a slot keeps alive
+        self._forget_()
         super().__init__(params, {**options, "memory": Memory.of(memory)})
 
     # -- what a subclass gives ---------------------------------------------------------------
@@ -132,7 +133,13 @@ class Optimizer(torch.optim.Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._warned, self._slots = set(), {}
+        self._forget_()
+
+    def _forget_(self) -> None:
+        """Begins anew with what steps remember of the ones before."""
+        self._warned: set[Tensor] = set()
+        self._slots: dict[int, Slot] = {}  # by the id of the parameter, which a slot keeps alive
+        self._passed: dict[int, Options] = {}  # by the id of the group
 
     # -- the step ----------------------------------------------------------------------------
 
@@ -209,14 +216,20 @@ class Optimizer(torch.optim.Optimizer):
 
     def _checked(self, group: Group) -> tuple[list[Slot], list[Work]]:
         """The group's parameters with a gradient: those for torch.optim, and those for `ops`."""
-        self._check_options(group)
+        options = self._passing(group)
         exact, works = [], []
         for parameter in group["params"]:
             gradient = parameter.grad
             if gradient is None:
                 continue
-            checks.check_gradient(parameter, gradient)
-            slot = self._slot(parameter, group)
+            slot = self._slots.get(id(parameter))
+            state = self.state.get(parameter)
+            if slot is not None and slot.options is options and slot.is_in_place(state):
+                checks.check_gradient(slot, gradient)
+            else:
+                checks.check_parameter(parameter)
+                checks.check_gradient(parameter, gradient)
+                slot = self._slot(parameter, group, options)
             if gradient.is_sparse:
                 works.append(self._work(slot, group, gradient, is_sparse=True))
             elif slot.memory.clip is None and slot.storages == self.storages(group, _EXACT):
@@ -225,15 +238,36 @@ class Optimizer(torch.optim.Optimizer):
                 works.append(self._work(slot, group, gradient, is_sparse=False))
         return exact, works
 
-    def _slot(self, parameter: Tensor, group: Group) -> Slot:
+    def _passing(self, group: Group) -> Options:
+        """The options of a group, which pass its checks: the same object while they are the same.
+
+        All but the rate, which may well change with every step.
+        """
+        checks.check_number("lr", group["lr"])
+        options, before = self._options_of(group), self._passed.get(id(group))
+        if before is not None and all(map(operator.is_, options, before)):
+            return before
+        self._check_options(group)
+        # What can change and stay the same object is not known by looking at it.
+        if all(checks.is_fixed(option) for option in options):
+            self._passed[id(group)] = options
+        return options
+
+    @functools.cached_property
+    def _options_of(self) -> Callable[[Group], Options]:
+        names = {*self.defaults, "compress_dense"}.difference(_REFUSED_FLAGS, ["lr"])
+        return operator.itemgetter(*sorted(names))
+
+    def _slot(self, parameter: Tensor, group: Group, options: Options) -> Slot:
         """The slot of the step before, or a new one for what has changed since then."""
         memory = self._memory(parameter, group)
         storages = self.storages(group, memory)
         slot, state = self._slots.get(id(parameter)), self.state.get(parameter)
-        if slot is not None and state and slot.is_current(memory, storages, state):
-            return slot
-        checks.check_state(parameter, state, storages)
-        return Slot(parameter, memory, storages, self._state_of(parameter, group, memory))
+        if slot is None or not slot.keeps(memory, storages) or not slot.is_in_place(state):
+            checks.check_state(parameter, state, storages)
+            slot = Slot(parameter, memory, storages, self._state_of(parameter, group, memory))
+        slot.options = options
+        return slot
 
     def _work(self, slot: Slot, group: Group, gradient: Tensor, *, is_sparse: bool) -> Work:
         number = int(slot.count) + 1

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from .. import moments
 from ..moments import Name
-from ..storage import Storage
-from .slot import State, parts
+from ..storage import Memory, Storage
+from .slot import Slot, State, parts
 
 
 def check_number(name: str, value: Any, *, least: float = 0.0, below: float = math.inf) -> None:
@@ -29,6 +29,13 @@ def check_flag(name: str, value: Any) -> None:
     """Raises unless the value is True or False."""
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {value!r}")
+
+
+def is_fixed(value: object) -> bool:
+    """Whether an option that is the same object is the same option, unlike a tensor or a list."""
+    if isinstance(value, tuple):
+        return all(is_fixed(part) for part in value)
+    return isinstance(value, float | int | str | Memory)
 
 
 def check_state(parameter: Tensor, state: State | None, storages: dict[Name, Storage]) -> None:
@@ -53,12 +60,16 @@ def check_state(parameter: Tensor, state: State | None, storages: dict[Name, Sto
             )
 
 
-def check_gradient(parameter: Tensor, gradient: Tensor) -> None:
-    """Raises unless the gradient is one for the parameter; errors are built when they are."""
+def check_parameter(parameter: Tensor) -> None:
+    """Raises unless the parameter is one that can be stepped."""
     if not parameter.is_floating_point():
         raise TypeError(f"parameters must be real floating point, got {parameter.dtype}")
     if parameter.layout != torch.strided:
         raise TypeError(f"parameters must be dense tensors, got {parameter.layout}")
+
+
+def check_gradient(parameter: Tensor | Slot, gradient: Tensor) -> None:
+    """Raises unless the gradient is one for the parameter, of which a slot knows as much."""
     if gradient.layout not in (torch.strided, torch.sparse_coo):
         raise TypeError(f"{_gradient_of(parameter)} be dense or sparse COO, got {gradient.layout}")
     if gradient.shape != parameter.shape:
@@ -76,5 +87,5 @@ def check_gradient(parameter: Tensor, gradient: Tensor) -> None:
         )
 
 
-def _gradient_of(parameter: Tensor) -> str:
+def _gradient_of(parameter: Tensor | Slot) -> str:
     return f"the gradient of the parameter of shape {list(parameter.shape)} must"

@@ -28,20 +28,24 @@ class Slot:
         # A compressed moment would carry a NaN on to other rows, so it must never see one.
         self.is_exact = all(isinstance(storage, Exact) for storage in storages.values())
         self.count: Any = state["step"].numpy()  # the same memory
-        self.shape, self.dtype, self.place = parameter.shape, parameter.dtype, _place(parameter)
+        self.shape, self.dtype, self.device = parameter.shape, parameter.dtype, parameter.device
+        self.place = _place(parameter)
         self.is_empty = parameter.numel() == 0
         tensors = {key: it for key, it in state.items() if isinstance(it, Tensor)}
         self.places = [(key, it, _place(it)) for key, it in tensors.items()]
         self.stepper: ops.Stepper | None = None
+        self.options: object = None  # of its group, when it was last looked at
         self.is_new = True
 
-    def is_current(self, memory: Memory, storages: dict[Name, Storage], state: State) -> bool:
-        """Whether parameter, state and memory are those of the step before, where they were."""
+    def keeps(self, memory: Memory, storages: dict[Name, Storage]) -> bool:
+        """Whether it keeps its moments in this way."""
+        return memory is self.memory and storages == self.storages
+
+    def is_in_place(self, state: State | None) -> bool:
+        """Whether parameter and state are those of the step before, where they were."""
         parameter = self.parameter
         if (
-            memory is not self.memory
-            or state is not self.state
-            or storages != self.storages
+            state is not self.state
             or parameter.dtype is not self.dtype
             or parameter.shape != self.shape
             or (self.place and parameter.data_ptr() != self.place)
