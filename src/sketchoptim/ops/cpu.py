@@ -130,7 +130,7 @@ class NativeStep:
             if values.is_neg():  # lazily, by a flag that is not in memory
                 values = values.resolve_neg()
             # A copy where values are expanded, as those of a summed output are.
-            self.values = values.contiguous()
+            self.values = values if values.is_contiguous() else values.contiguous()
             _check(self.values, stepper.parameter.dtype, ids.numel() * stepper.dim)
             self._group(ids)
         else:
@@ -145,7 +145,7 @@ class NativeStep:
     def _group(self, ids: Tensor) -> None:
         """Finds equal ids; ids that ascend strictly, as coalesced ones do, stay as they are."""
         library, call, rows = self.stepper.library, self.stepper.gradient, self.stepper.rows
-        self.ids = ids = ids.contiguous()
+        self.ids = ids = ids if ids.is_contiguous() else ids.contiguous()
         count = ids.numel()
         ascends = library.sketchoptim_ascend(ids.data_ptr(), count, rows)
         if ascends < 0:

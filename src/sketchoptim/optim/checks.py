@@ -70,7 +70,7 @@ def check_parameter(parameter: Tensor) -> None:
 
 def check_gradient(parameter: Tensor | Slot, gradient: Tensor) -> None:
     """Raises unless the gradient is one for the parameter, of which a slot knows as much."""
-    if gradient.layout not in (torch.strided, torch.sparse_coo):
+    if not gradient.is_sparse and gradient.layout != torch.strided:
         raise TypeError(f"{_gradient_of(parameter)} be dense or sparse COO, got {gradient.layout}")
     if gradient.shape != parameter.shape:
         raise ValueError(f"{_gradient_of(parameter)} have that shape, got {list(gradient.shape)}")
