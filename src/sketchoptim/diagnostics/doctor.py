@@ -5,7 +5,8 @@ import platform
 
 import torch
 
-from ..ops import native, pages
+from .. import pages
+from ..ops import native
 
 
 def findings() -> dict[str, str]:
@@ -33,5 +34,5 @@ def _cpu_backend() -> str:
 def _huge_pages() -> str:
     setting = pages.setting()
     if setting in ("always", "madvise"):
-        return f"{setting}: large tables are moved to them"
-    return f"{setting}: steps on large tables take up to twice as long"
+        return f"{setting}: large sketches lie in them"
+    return f"{setting}: steps on large sketches by element take up to a third longer"

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from .. import hashing
+from .. import hashing, pages
 from ..rows import Rows
 from ..sketch import CountMinSketch, CountSketch, Location, Sketch
 from ..storage import Sketched
@@ -33,7 +33,7 @@ class SketchedMoment(Moment):
         shape = storage.table_shape(table.rows, table.dim)
         words = hashing.seeded(storage.seed, table.number, storage.depth)
         state = {
-            "table": torch.full(shape, fill, dtype=storage.dtype, device=table.device),
+            "table": pages.empty(shape, dtype=storage.dtype, device=table.device).fill_(fill),
             "scale": torch.ones((), dtype=torch.float32, device="cpu"),
             "words": words.to(table.device),
         }

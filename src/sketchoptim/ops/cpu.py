@@ -11,7 +11,6 @@ from ..moments import Average, ExactMoment, Moment, Moments, RowWiseMoment, Sket
 from ..rows import CHUNK_ELEMENTS
 from ..sketch import Sketch, is_lazy
 from . import native
-from .pages import use_huge_pages
 from .reference import LARGEST_GRADIENT, ids_error
 from .rule import Rule
 
@@ -74,7 +73,6 @@ class NativeStepper:
             largest_gradient=LARGEST_GRADIENT,
         )
         self.gradient = self.call.gradient
-        use_huge_pages(parameter)
         self.moments = [
             None if moment is None else NativeMoment(moment, parameter, call)
             for moment, call in zip(moments, (self.call.first, self.call.second), strict=True)
@@ -189,8 +187,6 @@ class NativeMoment:
     def __init__(self, moment: Moment, parameter: Tensor, call: native.Moment) -> None:
         self.call = call
         self.sketch: Sketch | None = None
-        for tensor in moment.tensors.values():
-            use_huge_pages(tensor)
         if isinstance(moment, SketchedMoment):
             self._describe_sketch(moment, parameter.shape[1:].numel())
         elif isinstance(moment, RowWiseMoment):

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import moments
+from .. import moments, pages
 from ..moments import Name, Table
 from ..storage import Memory, Sketched, Storage
 
@@ -81,9 +81,7 @@ def restored(parameter: Tensor, saved: dict[str, Any]) -> dict[str, Any]:
         device = torch.device("cpu") if is_host else parameter.device
         dtype = parameter.dtype if part == "values" else value.dtype
         # Laid out in order, whatever layout was saved: kernels read memory, not strides.
-        state[key] = value.detach().to(
-            device=device, dtype=dtype, copy=True, memory_format=torch.contiguous_format
-        )
+        state[key] = pages.empty(value.shape, dtype=dtype, device=device).copy_(value.detach())
     return state
 
 
