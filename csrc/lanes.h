@@ -32,10 +32,19 @@ INLINE Lanes root(Lanes x) {
   return y;
 }
 
+// Each lane of the first half plus its like in the second.
+template <typename Half, typename Whole>
+INLINE Half folded(const Whole& x) {
+  Half halves[2];
+  std::memcpy(halves, &x, sizeof(x));
+  return halves[0] + halves[1];
+}
+
 INLINE float sum(Lanes x) {
-  for (int64_t half = kLanes / 2; half > 0; half /= 2)
-    for (int64_t i = 0; i < half; ++i) x[i] += x[i + half];
-  return x[0];
+  typedef float Eight __attribute__((vector_size(32)));
+  typedef float Four __attribute__((vector_size(16)));
+  const Four four = folded<Four>(folded<Eight>(x));
+  return (four[0] + four[2]) + (four[1] + four[3]);
 }
 
 // Half-precision numbers, in integer arithmetic so that no level needs an instruction of its own.
