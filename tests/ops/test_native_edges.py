@@ -1,5 +1,6 @@
 """The ends of what the kernels take: sizes, ids, memory around them, torch's defaults."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -13,7 +14,7 @@ from torch import Tensor
 
 import sketchoptim as so
 from sketchoptim.moments import Moments, Table, create, open_moment
-from sketchoptim.ops import Rule, cpu
+from sketchoptim.ops import LARGEST_GRADIENT, Rule, cpu
 from sketchoptim.storage import PRESETS, Sketched
 
 pytestmark = needs_native
@@ -97,6 +98,31 @@ def test_a_parameter_without_elements_is_stepped(memory, shape):
             outcome = run(case)
         assert outcome.parameter.shape == shape
         assert outcome.state["step"] == 2
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dim", [1, 16, 70, 256])
+def test_a_look_finds_the_one_number_that_is_too_large(level, dim):
+    """Among numbers as large as they may be, whose squares add up to far more than one's square."""
+    parameter = torch.zeros(2, dim)
+    storage = Sketched(conservative=True)
+    table = Table(parameter.shape, parameter.dtype, parameter.device, 0)
+    moments = Moments(None, open_moment(storage, "second", create(storage, table)))
+    above = torch.tensor(LARGEST_GRADIENT).nextafter(torch.tensor(math.inf))
+
+    def is_finite(values: Tensor) -> bool:
+        with stepping_by(level):
+            stepper = cpu.NativeStepper(parameter, moments)
+            gradient = sparse(torch.tensor([1]), values, parameter.shape)
+            return stepper.prepare(gradient, Rule(step_size=1.0)).is_finite()
+
+    values = torch.full((1, dim), -LARGEST_GRADIENT)
+    assert is_finite(values)
+    for column in {0, dim // 2, dim - 1}:
+        for wrong in (above, -above, math.inf, -math.inf, math.nan):
+            spoilt = values.clone()
+            spoilt[0, column] = wrong
+            assert not is_finite(spoilt)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
