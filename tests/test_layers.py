@@ -9,7 +9,7 @@ import sketchoptim
 
 PACKAGE = "sketchoptim"
 LAYERS = (
-    {"hashing", "theory"},
+    {"hashing", "theory", "pages"},
     {"rows"},
     {"sketch"},
     {"storage"},

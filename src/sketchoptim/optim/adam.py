@@ -91,7 +91,7 @@ class Adam(Optimizer):
 
     def _rule(self, group: Group, step: int, *, memory: Memory, is_sparse: bool) -> Rule:
         lr, decay = float(group["lr"]), group["weight_decay"]
-        beta1, beta2 = (float(beta) for beta in group["betas"])
+        beta1, beta2 = map(float, group["betas"])
         if memory.first is None:
             beta1 = 0.0
         root = math.sqrt(1 - beta2**step)

@@ -270,7 +270,7 @@ class Optimizer(torch.optim.Optimizer):
         return slot
 
     def _work(self, slot: Slot, group: Group, gradient: Tensor, *, is_sparse: bool) -> Work:
-        number = int(slot.count) + 1
+        number = int(slot.count.value) + 1
         rule = self._rule(group, number, memory=slot.memory, is_sparse=is_sparse)
         step = slot.prepare(gradient, rule)
         is_refused = not (slot.is_exact or step.is_finite())

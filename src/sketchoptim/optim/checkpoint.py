@@ -79,7 +79,7 @@ def restored(parameter: Tensor, saved: dict[str, Any]) -> dict[str, Any]:
         part = key.split("_", 1)[-1]
         is_host = key in ("step", "shape") or part in moments.HOST_PARTS
         device = torch.device("cpu") if is_host else parameter.device
-        dtype = parameter.dtype if part == "values" else value.dtype
+        dtype = {"values": parameter.dtype, "step": torch.float32}.get(part, value.dtype)
         # Laid out in order, whatever layout was saved: kernels read memory, not strides.
         state[key] = pages.empty(value.shape, dtype=dtype, device=device).copy_(value.detach())
     return state

@@ -1,5 +1,6 @@
 """One parameter of an optimizer: its state, opened, and its steps."""
 
+import ctypes
 from typing import Any, NamedTuple
 
 import torch
@@ -27,7 +28,8 @@ class Slot:
         }
         # A compressed moment would carry a NaN on to other rows, so it must never see one.
         self.is_exact = all(isinstance(storage, Exact) for storage in storages.values())
-        self.count: Any = state["step"].numpy()  # the same memory
+        # The memory of the tensor, since torch and NumPy take long to get at it.
+        self.count = ctypes.c_float.from_address(state["step"].data_ptr())
         self.shape, self.dtype, self.device = parameter.shape, parameter.dtype, parameter.device
         self.place = _place(parameter)
         self.is_empty = parameter.numel() == 0
@@ -79,7 +81,7 @@ class Work(NamedTuple):
         if self.is_skipped:
             state["skipped"] = state.get("skipped", 0) + 1
             return
-        slot.count[()] = self.number
+        slot.count.value = self.number
         if not slot.is_empty:
             self.step.run_()
         for name, moment in slot.opened.items():

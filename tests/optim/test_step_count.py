@@ -1,0 +1,37 @@
+"""The number of steps taken: a float32 tensor in the state, as in torch.optim."""
+
+import copy
+
+import pytest
+import torch
+from tiny_runs import PRESET_PLANS, Run, batches, differences
+
+
+def test_the_tensor_in_the_state_is_what_counts():
+    run = Run.start(PRESET_PLANS["lean"]).train(batches(2))
+    step = run.optimizer.state[run.model.table.weight]["step"]
+    assert (step.dtype, step.shape, step.item()) == (torch.float32, (), 2)
+    step.fill_(7)  # as a warm start might
+    run.train(batches(1))
+    assert step.item() == 8
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64])
+def test_a_checkpoint_with_steps_of_another_dtype_continues_the_same(dtype):
+    plan = PRESET_PLANS["lean"]
+    straight, resumed = Run.start(plan).train(batches(3)), Run.start(plan).train(batches(3))
+    saved = copy.deepcopy(resumed.optimizer.state_dict())
+    for state in saved["state"].values():
+        state["step"] = state["step"].to(dtype)
+    resumed.optimizer.load_state_dict(saved)
+    assert differences(resumed.train(batches(2)).bits(), straight.train(batches(2)).bits()) == []
+
+
+def test_a_step_of_another_dtype_that_was_put_in_by_hand_is_refused():
+    run = Run.start(PRESET_PLANS["lean"]).train(batches(2))
+    state = run.optimizer.state[run.model.table.weight]
+    state["step"] = state["step"].double()
+    before = run.bits()
+    with pytest.raises(TypeError, match=r"step of the parameter .* must be torch.float32"):
+        run.train(batches(1))
+    assert differences(run.bits(), before) == []
