@@ -104,8 +104,8 @@ int32_t sketchoptim_ascend(const int64_t* ids, int64_t count, int64_t n);
 
 // Groups equal ids, which lie in [0, 2^32), of fewer than 2^32 entries: fills in all of a gradient
 // but values and sums, by ascending id and, within one, position. What it points to then lies in
-// the room, which has 3 count + 1 numbers. Returns how many rows have several
-// entries, which is how many sums there are.
+// the room, which has 3 count + 1 numbers. Returns how many rows have several entries, which is how
+// many sums there are.
 int64_t sketchoptim_group(const int64_t* ids, int64_t count, uint64_t* room, Gradient* gradient);
 
 // Whether all gradients that would reach the moments are finite; fills row_values with the mean

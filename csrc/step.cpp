@@ -16,7 +16,7 @@ namespace {
 constexpr int32_t kCommonDepth = 3;
 constexpr int64_t kStreams = 8;
 constexpr int64_t kPrefetchBytes = 512;  // the hardware goes on from there by itself
-constexpr int64_t kEntriesAhead = 4;
+constexpr int64_t kEntriesAhead = 4;     // two to eight are alike
 
 Span share(int64_t total, int64_t part, int64_t parts) {
   return {total * part / parts, total * (part + 1) / parts};
@@ -119,9 +119,9 @@ INLINE const float* gradient_of(const Step& s, int64_t r, Span columns, float* b
   return gathered<P>(s, r, columns, buffer);
 }
 
-// Rows whose gradients lie one after another, in several places at once: a processor runs ahead of
-// each place that is being read, but only so far, and one alone does not fill the memory's
-// bandwidth.
+// Calls visit(row, next). Rows whose gradients lie one after another come from several places at
+// once: a processor runs ahead of each place that is being read, but only so far, and one alone does
+// not fill the memory's bandwidth. Others come in order, which is that of their entries.
 template <typename Visit>
 INLINE void in_streams(const Step& s, Span rows, Visit visit) {
   const int64_t streams = s.gradient.starts ? 1 : kStreams;
@@ -320,7 +320,7 @@ bool are_common(const Step& s, int32_t dtype) {
   return s.dtype == kFloat32 && is_common(s.first) && is_common(s.second);
 }
 
-// In sixteen times four lanes whatever the SIMD level.
+// The sum of a row's squares, in sixteen times four lanes whatever the SIMD level.
 INLINE float square_sum(const float* g, int64_t dim) {
   Lanes sums[4] = {};
   auto take = [&](int64_t c, int64_t count, Lanes& sum) ALWAYS {

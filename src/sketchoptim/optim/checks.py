@@ -46,7 +46,10 @@ def check_state(parameter: Tensor, state: State | None, storages: dict[Name, Sto
     if state["shape"].tolist() != list(parameter.shape):
         raise ValueError(f"{name} had shape {state['shape'].tolist()} in earlier steps; {remedy}")
     if state["step"].dtype != torch.float32:
-        raise TypeError(f"step of {name} must be torch.float32, got {state['step'].dtype}")
+        raise TypeError(
+            f"step of {name} must be torch.float32, got {state['step'].dtype}; "
+            "fill the tensor that is there, or use load_state_dict()"
+        )
     for key in ("first_values", "second_values"):
         dtype = state[key].dtype if key in state else parameter.dtype
         if dtype != parameter.dtype:
