@@ -11,7 +11,7 @@ import sketchoptim as so
 from sketchoptim import pages
 
 CPU = torch.device("cpu")
-LARGE = 16 << 20  # elements of float32: 64 MiB, which malloc never takes from what it has
+LARGE = 4 << 20  # elements of float32: 16 MiB
 on_linux = pytest.mark.skipif(pages.setting() == "absent", reason="needs Linux with huge pages")
 
 
@@ -28,14 +28,23 @@ def is_advised(tensor: Tensor) -> bool:
     raise AssertionError("the tensor has no memory")
 
 
+def filled(elements: int) -> Tensor:
+    return pages.empty((elements,), dtype=torch.float32, device=CPU).fill_(1.0)
+
+
 @on_linux
 def test_huge_pages_are_asked_for_where_a_tensor_is_large():
-    def advised(elements: int) -> bool:
-        return is_advised(pages.empty((elements,), dtype=torch.float32, device=CPU).fill_(1.0))
+    assert is_advised(filled(LARGE))
+    assert not is_advised(filled(1000))
 
-    assert advised(LARGE)
-    assert not advised(1000)
-    assert not is_advised(torch.ones(LARGE))
+
+@on_linux
+def test_the_advice_ends_with_the_tensor():
+    for _ in range(4):  # malloc learns from what is freed to keep such sizes in its heap
+        tensors = [filled(LARGE), torch.ones(LARGE)]
+        assert is_advised(tensors[0])
+        del tensors
+    assert not any(is_advised(torch.ones(elements)) for elements in (1000, LARGE // 2, LARGE))
 
 
 @on_linux

@@ -5,7 +5,8 @@ and under a hypervisor that takes about as long as to fetch the row. A page of 2
 thousands of rows.
 """
 
-import ctypes
+import contextlib
+import math
 import mmap
 import sys
 from collections.abc import Sequence
@@ -22,15 +23,17 @@ _LEAST_BYTES = 8 << 20
 def empty(shape: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
     """`torch.empty`, in huge pages where it is large, on the CPU, and Linux has them to give.
 
-    They are asked for before anything is written, so that it takes no time to get them.
+    They are asked for before anything is written, so that it takes no time to get them, and for a
+    mapping of the tensor's own: what malloc hands on to others would still be advised then.
     """
-    tensor = torch.empty(shape, dtype=dtype, device=device)
-    if sys.platform == "linux" and device.type == "cpu" and tensor.nbytes >= _LEAST_BYTES:
-        begin = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
-        size = (tensor.data_ptr() + tensor.nbytes - begin) // mmap.PAGESIZE * mmap.PAGESIZE
-        # Advice: where it is not taken, nothing is different but the time that steps take.
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(size), mmap.MADV_HUGEPAGE)
-    return tensor
+    size = math.prod(shape) * dtype.itemsize
+    if sys.platform != "linux" or device.type != "cpu" or size < _LEAST_BYTES:
+        return torch.empty(shape, dtype=dtype, device=device)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    # Advice: where it is not taken, nothing is different but the time that steps take.
+    with contextlib.suppress(OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
 def setting() -> str:
