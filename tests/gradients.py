@@ -13,6 +13,13 @@ def sparse(ids: Tensor, values: Tensor, shape, *, is_coalesced: bool | None = No
     )
 
 
+def unchecked(ids: list[int], like: Tensor, *, values: Tensor | None = None) -> Tensor:
+    """A sparse gradient of that tensor, of ones if not told, whose ids nothing has checked."""
+    if values is None:
+        values = torch.ones(len(ids), *like.shape[1:])
+    return torch.sparse_coo_tensor(torch.tensor([ids]), values, like.shape, check_invariants=False)
+
+
 def sparse_stream(
     shape: tuple[int, ...],
     steps: int,

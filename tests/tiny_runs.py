@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import sketchoptim as so
 
 ROWS, DIM, CLASSES = 60, 6, 5
+OPTIMIZERS = {kind.__name__: kind for kind in (so.Adam, so.AdamW, so.RMSprop, so.Adagrad, so.SGD)}
 
 
 class TinyModel(nn.Module):

@@ -1,0 +1,233 @@
+"""Contract 8: bad options, memories and groups raise, say what is wrong, and change nothing."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from refusals import refuse_step, trained
+from tiny_runs import MEMORIES, OPTIMIZERS, Run, batches, differences
+from torch import nn
+
+import sketchoptim as so
+
+NAN, INF = math.nan, math.inf
+
+NUMBERS = {
+    "Adam": ("lr", "eps", "weight_decay"),
+    "AdamW": ("lr", "eps", "weight_decay"),
+    "RMSprop": ("lr", "alpha", "eps", "weight_decay"),
+    "Adagrad": ("lr", "lr_decay", "eps", "initial_accumulator_value", "weight_decay"),
+    "SGD": ("lr", "momentum", "dampening", "weight_decay"),
+}
+NOT_NUMBERS = [
+    (NAN, ValueError),
+    (INF, ValueError),
+    (-INF, ValueError),
+    (-0.1, ValueError),
+    (torch.tensor(NAN), ValueError),
+    ("0.1", TypeError),
+    (None, TypeError),
+    (True, TypeError),
+    ([0.1], TypeError),
+    (torch.ones(2), TypeError),
+]
+DECAYS = {"RMSprop": "alpha", "SGD": "momentum"}
+
+BAD_OPTIONS = [
+    *(
+        (kind, {name: value}, error, rf"^{name} must be ")
+        for kind, names in NUMBERS.items()
+        for name in names
+        for value, error in NOT_NUMBERS
+    ),
+    *(
+        (kind, {name: 1.0}, ValueError, rf"^{name} must be in \[0, 1\), got 1.0")
+        for kind, name in DECAYS.items()
+    ),
+    *(
+        (kind, {"betas": betas}, error, pattern)
+        for kind in ("Adam", "AdamW")
+        for betas, error, pattern in [
+            ((1.0, 0.999), ValueError, r"^betas\[0\] must be in \[0, 1\), got 1.0"),
+            ((0.9, NAN), ValueError, r"^betas\[1\] must be in \[0, 1\), got nan"),
+            ((0.9, -0.1), ValueError, r"^betas\[1\] must be in \[0, 1\)"),
+            ((0.9, "b"), TypeError, r"^betas\[1\] must be a number, got 'b'"),
+            ((0.9,), ValueError, r"^betas must be two numbers, got \(0.9,\)"),
+            ((0.9, 0.99, 0.999), ValueError, r"^betas must be two numbers"),
+            (0.9, ValueError, r"^betas must be two numbers, got 0.9"),
+            (None, ValueError, r"^betas must be two numbers, got None"),
+        ]
+    ),
+    *(
+        (kind, options, error, pattern)
+        for kind in OPTIMIZERS
+        for options, error, pattern in [
+            ({"maximize": "no"}, TypeError, "^maximize must be True or False, got 'no'"),
+            ({"nonfinite": "ignore"}, ValueError, '^nonfinite must be "raise" or "skip", got'),
+            ({"nonfinite": None}, ValueError, '^nonfinite must be "raise" or "skip", got None'),
+        ]
+    ),
+    ("SGD", {"nesterov": 1}, TypeError, "^nesterov must be True or False, got 1"),
+    ("SGD", {"nesterov": True, "momentum": 0.0}, ValueError, "^nesterov needs momentum > 0"),
+    ("SGD", {"nesterov": True, "dampening": 0.1}, ValueError, "^nesterov needs .*dampening=0.1"),
+]
+
+BAD_MEMORIES = [
+    *(
+        (kind, memory, error, pattern)
+        for kind in OPTIMIZERS
+        for memory, error, pattern in [
+            ("leen", ValueError, r"^memory must be a Memory or one of \['lean', .*got 'leen'"),
+            (None, TypeError, "^memory must be a preset's name or a Memory, got None"),
+            (so.Exact(), TypeError, "^memory must be a preset's name or a Memory, got Exact"),
+            ({"second": None}, TypeError, "^memory must be a preset's name or a Memory, got {"),
+        ]
+    ),
+    *(
+        (kind, so.Memory(first=so.Exact()), ValueError, f"^memory.second must be .*for {kind}")
+        for kind in ("Adam", "AdamW", "RMSprop", "Adagrad")
+    ),
+    *(
+        (kind, MEMORIES["ratio, float32"], ValueError, f"divides two moments, but {kind} has one")
+        for kind in ("RMSprop", "Adagrad", "SGD")
+    ),
+]
+
+FLAGS = ["amsgrad", "centered", "foreach", "fused", "capturable", "differentiable"]
+
+
+def named(cases: list[tuple[Any, ...]]) -> list[str]:
+    return [f"{kind}-{option}" for kind, option, *_ in cases]
+
+
+def a_parameter() -> nn.Parameter:
+    return nn.Parameter(torch.ones(3, 2))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "error", "pattern"), BAD_OPTIONS, ids=named(BAD_OPTIONS)
+)
+def test_a_constructor_refuses_options_out_of_range(kind, options, error, pattern):
+    with pytest.raises(error, match=pattern):
+        OPTIMIZERS[kind]([a_parameter()], **options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "memory", "error", "pattern"), BAD_MEMORIES, ids=named(BAD_MEMORIES)
+)
+def test_a_constructor_refuses_a_memory_it_cannot_use(kind, memory, error, pattern):
+    with pytest.raises(error, match=pattern):
+        OPTIMIZERS[kind]([a_parameter()], memory=memory)
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_a_constructor_refuses_flags_of_torch_optim(kind, flag):
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{flag}'"):
+        OPTIMIZERS[kind]([a_parameter()], **{flag: True})
+
+
+@pytest.mark.parametrize(
+    ("params", "error", "pattern"),
+    [
+        ([], ValueError, "empty parameter list"),
+        (torch.ones(3), TypeError, "iterable of Tensors"),
+        ([3.0], TypeError, "can only optimize Tensors"),
+        ([torch.ones(3, requires_grad=True) * 2], ValueError, "non-leaf"),
+        ([{"params": [a_parameter()], "memory": "leen"}], ValueError, "memory must be"),
+        ([{"params": [a_parameter()], "lr": NAN}], ValueError, "lr must be"),
+        (
+            [{"params": [a_parameter()], "fused": True}],
+            ValueError,
+            "fused is not supported by Adam",
+        ),
+    ],
+    ids=["empty", "tensor", "number", "non-leaf", "memory", "lr", "flag"],
+)
+def test_a_constructor_refuses_parameters_and_groups(params, error, pattern):
+    with pytest.raises(error, match=pattern):
+        so.Adam(params)
+
+
+# -- groups ----------------------------------------------------------------------------------------
+
+BAD_GROUPS = [
+    *((kind, options, error, pattern) for kind, options, error, pattern in BAD_OPTIONS),
+    *((kind, {"memory": memory}, error, pattern) for kind, memory, error, pattern in BAD_MEMORIES),
+    *(
+        (kind, {flag: True}, ValueError, f"^{flag} is not supported by {kind}; leave it out")
+        for kind in OPTIMIZERS
+        for flag in FLAGS
+    ),
+    ("Adam", {"decoupled_weight_decay": True}, ValueError, "^decoupled_weight_decay .* see AdamW"),
+    ("AdamW", {"decoupled_weight_decay": False}, ValueError, "^decoupled_weight_decay .* see Adam"),
+]
+
+
+@pytest.fixture(scope="module")
+def runs() -> dict[str, Run]:
+    """A trained run for each optimizer, which no refused call may change."""
+    return {kind: trained(kind) for kind in OPTIMIZERS}
+
+
+@pytest.mark.parametrize(("kind", "options", "error", "pattern"), BAD_GROUPS, ids=named(BAD_GROUPS))
+def test_a_refused_group_leaves_the_optimizer_as_it_was(runs, kind, options, error, pattern):
+    run = runs[kind]
+    before, description = run.bits(), repr(run.optimizer)
+    group = {"params": [a_parameter()], **options}
+    given = dict(group)
+    with pytest.raises(error, match=pattern):
+        run.optimizer.add_param_group(group)
+    assert differences(run.bits(), before) == []
+    assert repr(run.optimizer) == description
+    assert group == given
+
+
+@pytest.mark.parametrize(
+    ("params", "error", "pattern"),
+    [
+        (lambda run: [run.model.table.weight], ValueError, "more than one parameter group"),
+        (lambda run: [torch.ones(2, requires_grad=True) * 1], ValueError, "non-leaf"),
+        (lambda run: ["weights"], TypeError, "can only optimize Tensors"),
+        (lambda run: {run.model.table.weight}, TypeError, "ordered collection"),
+    ],
+    ids=["twice", "non-leaf", "string", "set"],
+)
+def test_a_group_that_torch_refuses_leaves_the_optimizer_as_it_was(runs, params, error, pattern):
+    run = runs["Adam"]
+    before = run.bits()
+    with pytest.raises(error, match=pattern):
+        run.optimizer.add_param_group({"params": params(run)})
+    assert differences(run.bits(), before) == []
+    assert len(run.optimizer.param_groups) == 3
+
+
+# -- steps -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "error", "pattern"), BAD_OPTIONS, ids=named(BAD_OPTIONS)
+)
+def test_a_step_refuses_options_that_went_out_of_range(runs, kind, options, error, pattern):
+    """In the last group: those before it stay as they are."""
+    run = runs[kind]
+    run.backward(batches(1)[0])
+    group = run.optimizer.param_groups[-1]
+    kept = {name: group[name] for name in options}
+    group.update(options)
+    try:
+        refuse_step(run, error, pattern)
+    finally:
+        group.update(kept)
+
+
+def test_a_step_refuses_a_learning_rate_that_a_scheduler_made_nan():
+    run = trained()
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        run.optimizer, [lambda epoch: 1.0, lambda epoch: 1.0, lambda epoch: NAN if epoch else 1.0]
+    )
+    run.train(batches(1))
+    schedule.step()
+    run.backward(batches(1)[0])
+    refuse_step(run, ValueError, "lr must be >= 0 and finite, got nan")
