@@ -1,0 +1,78 @@
+"""Contract 9, what works with torch.optim works here: schedulers and learning rates."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tiny_runs
+import torch
+from tiny_runs import OPTIMIZERS, PRESET_PLANS, Plan, Run, batches, differences
+from torch import nn
+from torch.optim import lr_scheduler
+
+import sketchoptim as so
+
+SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
+    "StepLR": lambda o: lr_scheduler.StepLR(o, 2, gamma=0.5),
+    "MultiStepLR": lambda o: lr_scheduler.MultiStepLR(o, [2, 4]),
+    "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, lambda epoch: 1 / (1 + epoch)),
+    "ExponentialLR": lambda o: lr_scheduler.ExponentialLR(o, 0.7),
+    "CosineAnnealingLR": lambda o: lr_scheduler.CosineAnnealingLR(o, 5),
+    "CosineAnnealingWarmRestarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 3),
+    "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, max_lr=0.2, total_steps=8),
+    "CyclicLR": lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1, step_size_up=2),
+    "LinearLR": lambda o: lr_scheduler.LinearLR(o, 0.1, total_iters=4),
+    "SequentialLR": lambda o: lr_scheduler.SequentialLR(
+        o, [lr_scheduler.LinearLR(o, 0.1, total_iters=2), lr_scheduler.ExponentialLR(o, 0.5)], [2]
+    ),
+}
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS.values(), ids=SCHEDULERS.keys())
+@pytest.mark.parametrize("lr", [0.05, torch.tensor(0.05)], ids=["number", "tensor"])
+def test_a_scheduler_gives_the_rates_and_the_steps_it_gives_torch(scheduler, lr):
+    torch.manual_seed(0)
+    ours, theirs = nn.Linear(4, 3), nn.Linear(4, 3)
+    theirs.load_state_dict(ours.state_dict())
+    pairs = []
+    for kind, model in ((so.Adam, ours), (torch.optim.Adam, theirs)):
+        optimizer = kind(model.parameters(), lr=copy.deepcopy(lr))
+        pairs.append((model, optimizer, scheduler(optimizer)))
+    generator = torch.Generator().manual_seed(2)
+    for _ in range(6):
+        inputs = torch.randn(5, 4, generator=generator)
+        for model, optimizer, schedule in pairs:
+            optimizer.zero_grad()
+            model(inputs).square().mean().backward()
+            optimizer.step()
+            schedule.step()
+        rates = [float(optimizer.param_groups[0]["lr"]) for _, optimizer, _ in pairs]
+        assert rates[0] == rates[1]
+    assert pairs[0][1].param_groups[0]["betas"] == pairs[1][1].param_groups[0]["betas"]
+    torch.testing.assert_close(ours.weight, theirs.weight)
+
+
+def test_a_plateau_scheduler_lowers_the_rate():
+    run = Run.start(PRESET_PLANS["lean"])
+    schedule = lr_scheduler.ReduceLROnPlateau(run.optimizer, factor=0.25, patience=0)
+    for loss in (1.0, 2.0):
+        run.train(batches(1))
+        schedule.step(loss)
+    assert [group["lr"] for group in run.optimizer.param_groups] == [0.05 / 4] * 3
+
+
+@tiny_runs.each(PRESET_PLANS)
+def test_a_rate_of_zero_leaves_the_parameters(plan):
+    run = Run.start(Plan(so.Adam, plan.memory, {"lr": 0.0}))
+    before = [parameter.detach().clone() for parameter in run.model.parameters()]
+    run.train(batches(3))
+    assert all(map(torch.equal, run.model.parameters(), before))
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS.values())
+def test_a_tensor_for_a_rate_steps_like_the_number(kind):
+    number = Run.start(Plan(kind, "paper-mv", {"lr": 0.25})).train(batches(3))
+    tensor = Run.start(Plan(kind, "paper-mv", {"lr": torch.tensor(0.25)})).train(batches(3))
+    found = differences(number.bits(), tensor.bits())
+    assert sorted(found) == [f"group {i}: lr" for i in range(3)]
