@@ -6,15 +6,12 @@ import pickle
 import pytest
 import torch
 import torch.nn.functional as F
+from seeds import generator
 from torch import nn
 
 import sketchoptim as so
 from sketchoptim.nn import LSHSoftmax
 from sketchoptim.nn.pair_logits import pair_logits
-
-
-def generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def head_of(**options):

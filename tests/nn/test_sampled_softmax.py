@@ -1,264 +1,21 @@
-import copy
-import itertools
+"""The output layer that trains on drawn classes: training, evaluation, memory and errors."""
+
 import math
 
 import pytest
 import torch
 import torch.nn.functional as F
+from seeds import generator
 from step_footprint import measured
 from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sketchoptim as so
-from sketchoptim.nn import LogUniformSampler, Negatives, SampledSoftmax, UnigramSampler
+from sketchoptim.nn import LogUniformSampler, SampledSoftmax
 from sketchoptim.nn import sampled_loss as sampled_loss_module
 
-REPEATS = ["merged", "kept", "redrawn"]
-
-
-def generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-# The loss
-
-
-@pytest.fixture
-def problem():
-    """A head with a bias, hidden vectors and labels, in float64."""
-    torch.manual_seed(0)
-    head = SampledSoftmax(8, 40, samples=20, bias=True).double()
-    with torch.no_grad():
-        head.bias.normal_()
-    return head, torch.randn(6, 8, dtype=torch.float64), torch.tensor([0, 0, 3, 7, 21, 39])
-
-
-def full_gradient(head, hidden, labels):
-    weight = head.weight.detach().clone().requires_grad_()
-    F.cross_entropy(hidden @ weight.T + head.bias.detach()[:, 0], labels).backward()
-    return weight.grad
-
-
-def mean_sampled_gradient(head, hidden, labels, *, samples, rounds):
-    head.samples = samples
-    source = generator(2)
-    total = torch.zeros_like(head.weight)
-    for _ in range(rounds):
-        head.zero_grad()
-        head(hidden, labels, generator=source).backward()
-        total += head.weight.grad.to_dense()
-    return total / rounds
-
-
-@pytest.mark.parametrize("repeats", ["merged", "kept"])
-def test_sampled_gradient_approaches_the_full_gradient(problem, repeats):
-    head, hidden, labels = problem
-    head.repeats = repeats
-    full = full_gradient(head, hidden, labels)
-    errors = [
-        (mean_sampled_gradient(head, hidden, labels, samples=samples, rounds=200) - full).norm()
-        for samples in (10, 40, 160, 1600)
-    ]
-    assert errors == sorted(errors, reverse=True)
-    assert errors[-1] < {"merged": 1e-3, "kept": 2e-2}[repeats] * full.norm()
-
-
-def test_sampled_gradient_approaches_the_full_gradient_when_repeats_are_redrawn(problem):
-    head, hidden, labels = problem
-    head.repeats = "redrawn"
-    full = full_gradient(head, hidden, labels)
-    errors = [
-        (mean_sampled_gradient(head, hidden, labels, samples=samples, rounds=200) - full).norm()
-        for samples in (5, 10, 20, 40)
-    ]
-    assert errors == sorted(errors, reverse=True)
-    assert errors[-1] < 1e-2 * full.norm()
-
-
-class Scripted(LogUniformSampler):
-    """Draws what it is told."""
-
-    def draw(self, count, *, generator, device):
-        return torch.tensor(self.script)
-
-
-@pytest.mark.parametrize(("repeats", "most"), [("kept", 1e-15), ("merged", 0.02)])
-def test_the_true_model_has_no_gradient_in_the_mean(repeats, most):
-    classes, samples = 4, 3
-    sampler = Scripted(classes)
-    head = SampledSoftmax(1, classes, samples=samples, sampler=sampler, repeats=repeats).double()
-    hidden = torch.ones(classes, 1, dtype=torch.float64)
-    truth = head.weight.detach()[:, 0].softmax(0)
-    law = sampler.probability(torch.arange(classes))
-    # over all draws, and over all labels as often as the model says that they occur
-    for script in itertools.product(range(classes), repeat=samples):
-        sampler.script = list(script)
-        losses = head(hidden, torch.arange(classes), reduction="none")
-        (law[sampler.script].prod() * (truth @ losses)).backward()
-    assert head.weight.grad.to_dense().abs().max() <= most * truth.max()
-
-
-def test_drawing_every_class_gives_the_full_loss(problem):
-    head, hidden, labels = problem
-    head.samples = 100_000
-    assert head(hidden, labels).item() == pytest.approx(head.full_loss(hidden, labels).item())
-
-
-def naive_losses(head, hidden, labels, drawn):
-    """The formula of the docstring, one number at a time."""
-    logits = (hidden @ head.weight.T + (0 if head.bias is None else head.bias[:, 0])).tolist()
-    p = head.sampler.probability(torch.arange(head.classes)).tolist()
-    times = dict(zip(drawn.ids.tolist(), drawn.counts.tolist(), strict=True))
-    losses = []
-    for row, y in zip(logits, labels.tolist(), strict=True):
-        terms = {}
-        for c in {y, *times}:
-            m, q = times.get(c, 0), 1 - (1 - p[c]) ** drawn.tries
-            if head.repeats == "kept":
-                m, q = m + (c == y), drawn.tries * p[c]
-            else:
-                m = 1
-            terms[c] = math.exp(row[c]) * m / q
-        losses.append(math.log(sum(terms.values())) - math.log(terms[y]))
-    return losses
-
-
-@pytest.mark.parametrize("repeats", REPEATS)
-@pytest.mark.parametrize("law", ["log-uniform", "unigram"])
-def test_sampled_loss_follows_its_formula(problem, repeats, law):
-    head, hidden, labels = problem
-    head.repeats = repeats
-    if law == "unigram":
-        head.sampler = UnigramSampler(torch.rand(40, generator=generator(4)) + 0.1)
-    drawn = Negatives.draw(head.sampler, 20, repeats=repeats, generator=generator(3))
-    losses = head(hidden, labels, reduction="none", generator=generator(3))
-    assert losses.tolist() == pytest.approx(naive_losses(head, hidden, labels, drawn))
-
-
-def autograd_loss(head, hidden, weight, bias, labels, drawn):
-    """The same loss out of torch operations, for merged repeats, with dense gradients."""
-    offset = -drawn.log_expected_count(head.sampler.probability(torch.arange(head.classes)))
-    logits = hidden @ weight.T + bias[:, 0] + offset
-    is_absent = torch.ones(labels.numel(), head.classes, dtype=torch.bool)
-    is_absent[:, drawn.ids] = False
-    is_absent[torch.arange(labels.numel()), labels] = False
-    return F.cross_entropy(logits.masked_fill(is_absent, -math.inf), labels, reduction="none")
-
-
-@pytest.mark.parametrize("chunk_elements", [1, 50, 1 << 21])
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_gradients_are_those_of_autograd(problem, reduction, chunk_elements, monkeypatch):
-    monkeypatch.setattr(sampled_loss_module, "_CHUNK_ELEMENTS", chunk_elements)
-    head, hidden, labels = problem
-    hidden.requires_grad_()
-    upstream = torch.randn(6, dtype=torch.float64, generator=generator(7))
-    losses = head(hidden, labels, reduction=reduction, generator=generator(3))
-    (losses @ upstream if reduction == "none" else 3 * losses).backward()
-    inputs = [t.detach().clone().requires_grad_() for t in (hidden, head.weight, head.bias)]
-    drawn = Negatives.draw(head.sampler, 20, repeats="merged", generator=generator(3))
-    expected = autograd_loss(head, *inputs, labels, drawn)
-    torch.testing.assert_close(
-        losses, {"mean": expected.mean(), "sum": expected.sum(), "none": expected}[reduction]
-    )
-    weights = {"mean": torch.tensor(0.5), "sum": torch.tensor(3.0), "none": upstream}[reduction]
-    (expected * weights).sum().backward()
-    for ours, other in zip((hidden, head.weight, head.bias), inputs, strict=True):
-        torch.testing.assert_close(ours.grad.to_dense(), other.grad)
-
-
-class Densified(torch.autograd.Function):
-    """The tensor itself, whose sparse gradient becomes dense, as gradcheck wants it."""
-
-    @staticmethod
-    def forward(ctx, tensor):
-        return tensor.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient.to_dense()
-
-
-@pytest.mark.parametrize(("repeats", "reduction"), [("merged", "mean"), ("kept", "none")])
-def test_gradients_pass_gradcheck(repeats, reduction):
-    torch.manual_seed(0)
-    head = SampledSoftmax(3, 12, samples=6, bias=True, repeats=repeats).double()
-    hidden, labels = torch.randn(4, 3, dtype=torch.float64), torch.tensor([0, 0, 5, 11])
-
-    def loss(hidden, weight, bias):
-        tables = {"weight": Densified.apply(weight), "bias": Densified.apply(bias)}
-        options = {"reduction": reduction, "generator": generator(0)}
-        return torch.func.functional_call(head, tables, (hidden, labels), options)
-
-    inputs = [t.detach().clone().requires_grad_() for t in (hidden, head.weight, head.bias)]
-    assert torch.autograd.gradcheck(loss, inputs)
-
-
-def test_a_second_backward_pass_gives_the_same_again(problem):
-    head, hidden, labels = problem
-    hidden.requires_grad_()
-    loss = head(hidden, labels, generator=generator(0))
-    gradients = []
-    for _ in range(2):
-        head.zero_grad()
-        hidden.grad = None
-        loss.backward(retain_graph=True)
-        gradients.append([head.weight.grad.to_dense(), head.bias.grad.to_dense(), hidden.grad])
-    for first, second in zip(*gradients, strict=True):
-        torch.testing.assert_close(first, second)
-
-
-def test_differentiating_twice_is_refused(problem):
-    head, hidden, labels = problem
-    hidden.requires_grad_()
-    with pytest.raises(RuntimeError, match="differentiated once, got create_graph=True"):
-        torch.autograd.grad(head(hidden, labels), hidden, create_graph=True)
-
-
-@pytest.mark.parametrize("chunk", [1, 7, 39, 40, 41, 8192])
-@pytest.mark.parametrize("has_bias", [False, True])
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_full_loss_in_chunks_equals_cross_entropy(chunk, has_bias, reduction):
-    torch.manual_seed(0)
-    head = SampledSoftmax(8, 40, samples=20, bias=has_bias)
-    if has_bias:
-        nn.init.normal_(head.bias)
-    hidden, labels = 30 * torch.randn(2, 3, 8), torch.tensor([[0, 0, 3], [7, 21, 39]])
-    logits = hidden @ head.weight.T + (head.bias[:, 0] if has_bias else 0)
-    expected = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction=reduction)
-    loss = head.full_loss(hidden, labels, reduction=reduction, chunk=chunk)
-    torch.testing.assert_close(loss.flatten(), expected.detach().flatten())
-    assert not loss.requires_grad
-
-
-def test_gradients_are_sparse_and_touch_labels_and_negatives_only():
-    head = SampledSoftmax(4, 10_000, samples=16, bias=True)
-    hidden = torch.randn(3, 4, requires_grad=True)
-    labels = torch.tensor([5, 9_000, 5])
-    head(hidden, labels, generator=generator(0)).backward()
-    drawn = Negatives.draw(head.sampler, 16, repeats="merged", generator=generator(0))
-    for table in (head.weight, head.bias):
-        assert table.grad.is_sparse
-        touched = sorted({5, 9_000, *drawn.ids.tolist()})
-        assert table.grad._indices()[0].tolist() == touched
-    assert hidden.grad.shape == (3, 4)
-
-
-def test_a_draw_of_hits_alone_gives_zero_loss_and_gradient():
-    head = SampledSoftmax(4, 1, samples=3)
-    loss = head(torch.randn(5, 4), torch.zeros(5, dtype=torch.int64))
-    loss.backward()
-    assert loss.item() == 0.0
-    assert head.weight.grad.to_dense().tolist() == [[0.0] * 4]
-
-
-def test_the_generator_alone_decides_the_negatives(problem):
-    head, hidden, labels = problem
-    torch.manual_seed(5)
-    first = head(hidden, labels, generator=generator(1))
-    torch.manual_seed(6)
-    assert torch.equal(first, head(hidden, labels, generator=generator(1)))
-    assert not torch.equal(first, head(hidden, labels, generator=generator(2)))
+# -- training --------------------------------------------------------------------------------------
 
 
 def test_tied_weights_get_gradients_from_both_uses():
@@ -312,62 +69,15 @@ def test_every_optimizer_trains_both_tables(name, is_tied):
     assert head.full_loss(embedding(words), labels) < before - 0.05
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_tables_give_a_float32_loss(dtype):
-    torch.manual_seed(0)
-    head = SampledSoftmax(8, 40, samples=20, bias=True).to(dtype)
-    hidden, labels = torch.randn(6, 8, requires_grad=True), torch.arange(6)
-    loss = head(hidden.to(dtype), labels, generator=generator(0))
-    loss.backward()
-    assert loss.dtype == torch.float32
-    assert head.weight.grad.dtype == head.bias.grad.dtype == dtype
-    exact = copy.deepcopy(head).float()
-    exact.zero_grad()
-    other = hidden.detach().clone().requires_grad_()
-    expected = exact(other, labels, generator=generator(0))
-    expected.backward()
-    assert loss.item() == pytest.approx(expected.item(), rel=0.02)
-    for ours, theirs in ((head.weight, exact.weight), (head.bias, exact.bias), (hidden, other)):
-        difference = ours.grad.float().to_dense() - theirs.grad.to_dense()
-        assert difference.norm() < 0.02 * theirs.grad.to_dense().norm()
-
-
-def test_autocast_gives_float32_gradients_from_half_precision_products():
-    torch.manual_seed(0)
-    head = SampledSoftmax(8, 40, samples=20, bias=True)
-    body = nn.Linear(8, 8)
-    hidden, labels = torch.randn(6, 8), torch.arange(6)
-    exact = head(body(hidden), labels, generator=generator(0))
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss = head(body(hidden), labels, generator=generator(0))
-    loss.backward()
-    assert loss.dtype == head.weight.grad.dtype == body.weight.grad.dtype == torch.float32
-    assert loss.item() == pytest.approx(exact.item(), rel=0.02)
-    assert loss.item() != exact.item()
-
-
-def test_evaluation_makes_no_gradients(problem):
+def test_training_on_samples_lowers_the_full_loss(problem):
     head, hidden, labels = problem
-    with torch.no_grad():
-        loss = head(hidden, labels, generator=generator(0))
-    assert not loss.requires_grad
-    assert loss == head(hidden, labels, generator=generator(0))
-
-
-def test_features_without_a_gradient_are_allowed(problem):
-    head, hidden, labels = problem
-    head(hidden, labels).backward()
-    assert hidden.grad is None
-    assert head.weight.grad is not None
-
-
-def test_an_empty_batch_is_what_torch_makes_of_it():
-    head = SampledSoftmax(8, 40, samples=20)
-    nothing, none = torch.empty(0, 8), torch.empty(0, dtype=torch.int64)
-    assert head(nothing, none).isnan()
-    assert head(nothing, none, reduction="sum").item() == 0.0
-    assert head(nothing, none, reduction="none").shape == (0,)
-    assert head.top_k(nothing, 3).shape == (0, 3)
+    before = head.full_loss(hidden, labels)
+    optimizer = torch.optim.SparseAdam(head.parameters(), lr=0.05)
+    for _ in range(50):
+        optimizer.zero_grad()
+        head(hidden, labels, generator=generator(0)).backward()
+        optimizer.step()
+    assert head.full_loss(hidden, labels) < before / 2
 
 
 def test_nan_features_give_a_nan_loss_that_our_optimizers_refuse():
@@ -381,6 +91,25 @@ def test_nan_features_give_a_nan_loss_that_our_optimizers_refuse():
     with pytest.raises(ValueError, match="finite"):
         so.Adam(head.parameters()).step()
     assert torch.equal(head.weight, before)
+
+
+# -- evaluation ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 39, 40, 41, 8192])
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_full_loss_in_chunks_equals_cross_entropy(chunk, has_bias, reduction):
+    torch.manual_seed(0)
+    head = SampledSoftmax(8, 40, samples=20, bias=has_bias)
+    if has_bias:
+        nn.init.normal_(head.bias)
+    hidden, labels = 30 * torch.randn(2, 3, 8), torch.tensor([[0, 0, 3], [7, 21, 39]])
+    logits = hidden @ head.weight.T + (head.bias[:, 0] if has_bias else 0)
+    expected = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction=reduction)
+    loss = head.full_loss(hidden, labels, reduction=reduction, chunk=chunk)
+    torch.testing.assert_close(loss.flatten(), expected.detach().flatten())
+    assert not loss.requires_grad
 
 
 @pytest.mark.parametrize("has_bias", [False, True])
@@ -397,15 +126,55 @@ def test_top_k_in_chunks_equals_a_sort_of_all_logits(has_bias, chunk, k):
     assert torch.equal(head.top_k(hidden, k, chunk=chunk), expected)
 
 
-def test_training_on_samples_lowers_the_full_loss(problem):
-    head, hidden, labels = problem
-    before = head.full_loss(hidden, labels)
-    optimizer = torch.optim.SparseAdam(head.parameters(), lr=0.05)
-    for _ in range(50):
-        optimizer.zero_grad()
-        head(hidden, labels, generator=generator(0)).backward()
-        optimizer.step()
-    assert head.full_loss(hidden, labels) < before / 2
+# -- memory ----------------------------------------------------------------------------------------
+
+
+class LargestTensor(TorchDispatchMode):
+    """Remembers the elements of the largest new tensor that any operation made."""
+
+    def __init__(self, head: SampledSoftmax) -> None:
+        super().__init__()
+        self.tables = {p.untyped_storage().data_ptr() for p in head.parameters()}
+        self.elements = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        result = operation(*args, **(kwargs or {}))
+        for tensor in pytree.tree_leaves(result):
+            is_dense = isinstance(tensor, torch.Tensor) and not tensor.is_sparse
+            if is_dense and tensor.untyped_storage().data_ptr() not in self.tables:
+                self.elements = max(self.elements, tensor.numel())
+        return result
+
+
+@pytest.mark.parametrize("method", ["full_loss", "top_k"])
+def test_evaluation_makes_no_matrix_above_one_chunk(method):
+    head = SampledSoftmax(4, 5_000, samples=20, bias=True)
+    hidden, labels = torch.randn(30, 4), torch.arange(30)
+    with LargestTensor(head) as largest:
+        if method == "full_loss":
+            head.full_loss(hidden, labels, chunk=64)
+        else:
+            head.top_k(hidden, 5, chunk=64)
+    assert largest.elements == 30 * 64
+
+
+def test_training_makes_no_matrix_of_all_tokens_and_negatives(monkeypatch):
+    monkeypatch.setattr(sampled_loss_module, "_CHUNK_ELEMENTS", 5_000)
+    head = SampledSoftmax(4, 5_000, samples=300, bias=True)
+    hidden, labels = torch.randn(400, 4, requires_grad=True), torch.arange(400)
+    with LargestTensor(head) as largest:
+        head(hidden, labels).backward()
+    assert largest.elements <= 5_000
+
+
+def test_making_a_layer_takes_no_second_copy_of_its_table():
+    dim, classes = 64, 10_000
+    taken = measured(lambda: SampledSoftmax(dim, classes, samples=8)).allocated_bytes
+    table_bytes = 4 * dim * classes
+    assert table_bytes <= taken < 1.5 * table_bytes
+
+
+# -- refusals --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -455,57 +224,3 @@ def test_bad_options_get_a_clear_error(problem):
         head.top_k(hidden[:, :4], 1)
     with pytest.raises(ValueError, match="reduction must be 'mean', 'sum' or 'none', got 'max'"):
         head(hidden, labels, reduction="max")
-
-
-class LargestTensor(TorchDispatchMode):
-    """Remembers the elements of the largest new tensor that any operation made."""
-
-    def __init__(self, head: SampledSoftmax) -> None:
-        super().__init__()
-        self.tables = {p.untyped_storage().data_ptr() for p in head.parameters()}
-        self.elements = 0
-
-    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        result = operation(*args, **(kwargs or {}))
-        for tensor in pytree.tree_leaves(result):
-            is_dense = isinstance(tensor, torch.Tensor) and not tensor.is_sparse
-            if is_dense and tensor.untyped_storage().data_ptr() not in self.tables:
-                self.elements = max(self.elements, tensor.numel())
-        return result
-
-
-@pytest.mark.parametrize("method", ["full_loss", "top_k"])
-def test_evaluation_makes_no_matrix_above_one_chunk(method):
-    head = SampledSoftmax(4, 5_000, samples=20, bias=True)
-    hidden, labels = torch.randn(30, 4), torch.arange(30)
-    with LargestTensor(head) as largest:
-        if method == "full_loss":
-            head.full_loss(hidden, labels, chunk=64)
-        else:
-            head.top_k(hidden, 5, chunk=64)
-    assert largest.elements == 30 * 64
-
-
-def test_training_makes_no_matrix_of_all_tokens_and_negatives(monkeypatch):
-    monkeypatch.setattr(sampled_loss_module, "_CHUNK_ELEMENTS", 5_000)
-    head = SampledSoftmax(4, 5_000, samples=300, bias=True)
-    hidden, labels = torch.randn(400, 4, requires_grad=True), torch.arange(400)
-    with LargestTensor(head) as largest:
-        head(hidden, labels).backward()
-    assert largest.elements <= 5_000
-
-
-def test_frozen_weights_pass_gradients_on():
-    head = SampledSoftmax(8, 40, samples=20)
-    head.weight.requires_grad_(False)
-    hidden = torch.randn(6, 8, requires_grad=True)
-    head(hidden, torch.arange(6)).backward()
-    assert head.weight.grad is None
-    assert hidden.grad.abs().sum() > 0
-
-
-def test_making_a_layer_takes_no_second_copy_of_its_table():
-    dim, classes = 64, 10_000
-    taken = measured(lambda: SampledSoftmax(dim, classes, samples=8)).allocated_bytes
-    table_bytes = 4 * dim * classes
-    assert table_bytes <= taken < 1.5 * table_bytes

@@ -7,15 +7,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from seeds import generator
 
 from sketchoptim.nn import LogUniformSampler, Negatives, UnigramSampler
 
 CPU = torch.device("cpu")
 SIZES = [1, 2, 10, 33_278, 793_471]
-
-
-def generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def zipf_counts(classes: int) -> torch.Tensor:

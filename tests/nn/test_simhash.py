@@ -4,13 +4,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from seeds import generator
 
 from sketchoptim.nn import simhash
 from sketchoptim.nn.simhash import SimHashIndex, meeting_probability
-
-
-def generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def index_of(vectors, *, bits, tables, seed=0, chunk=7):

@@ -26,8 +26,8 @@ class SampledSoftmax(OutputTable):
     ones, given all of them together, so the true model has no gradient in the mean, whatever the
     number of samples (nearly so when repeats are not kept: there q takes draws as independent).
     As samples grow, loss and gradient approach those of the full softmax.
-    Tests: `tests/nn/test_sampled_softmax.py::test_the_true_model_has_no_gradient_in_the_mean`,
-    `tests/nn/test_sampled_softmax.py::test_sampled_gradient_approaches_the_full_gradient`.
+    Tests: `tests/nn/test_sampled_loss.py::test_the_true_model_has_no_gradient_in_the_mean`,
+    `tests/nn/test_sampled_loss.py::test_sampled_gradient_approaches_the_full_gradient`.
 
     Gradients of the tables are sparse, with distinct rows. They are made along with the loss, so
     `reduction="none"`, whose upstream gradients are not known then, costs a third more, and
