@@ -1,13 +1,12 @@
 """From torch.optim to ours and back, in the middle of a run."""
 
 import copy
-import math
 
 import pytest
 import torch
-from tiny_runs import CLASSES, DIM, ROWS, TinyModel, batches, bits, differences, seeded
+from tiny_runs import CLASSES, ROWS, TinyModel, batches, bits, differences, seeded
 from torch import nn
-from torch.optim import lr_scheduler
+from torch_runs import dense_model, started, tables_of, train
 
 import sketchoptim as so
 
@@ -30,41 +29,6 @@ SPARSE = {
     "Adagrad": DENSE["Adagrad"],
     "filled Adagrad": DENSE["filled Adagrad"],
 }
-
-
-def dense_model(dtype=torch.float32):
-    model = TinyModel(dtype)
-    model.table.sparse = model.late.sparse = False
-    return seeded(model, 0)
-
-
-def tables_of(model):
-    return {"table": model.table.weight, "late": model.late.weight}
-
-
-def train(model, optimizer, count, *, seed=1, scheduler=None):
-    losses = []
-    for ids in batches(count, seed=seed):
-        optimizer.zero_grad()
-        loss = model.loss(ids)
-        loss.backward()
-        optimizer.step()
-        if scheduler is not None:
-            scheduler.step()
-        losses.append(loss.item())
-    return losses
-
-
-def started(kind, options, *, sparse, steps=5, lr=0.05):
-    """A model some steps into its training, with the optimizer of what it trains."""
-    model = seeded(TinyModel(), 0) if sparse else dense_model()
-    named = tables_of(model) if sparse else dict(model.named_parameters())
-    optimizer = kind(list(named.items()), lr=lr, **options)
-    train(model, optimizer, steps)
-    return model, optimizer, named
-
-
-# -- the exact way there and back ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("case", DENSE)
@@ -133,7 +97,26 @@ def test_ours_shares_no_state_with_the_given_optimizer():
             assert torch.equal(value, kept[number][key])
 
 
-# -- into compressed memory -----------------------------------------------------------------------
+def test_one_of_ours_divides_into_two_of_torch():
+    model = seeded(TinyModel(), 0)
+    ours = so.Adam(model.named_parameters(), lr=0.05)
+    train(model, ours, 5)
+    tables = so.to_torch(ours, torch.optim.SparseAdam, parameters=tables_of(model).values())
+    body = so.to_torch(ours, parameters=model.head.parameters())
+    assert tables.param_groups[0]["param_names"] == ["table.weight", "late.weight"]
+    assert body.param_groups[0]["param_names"] == ["head.weight", "head.bias"]
+    assert tables.state[model.table.weight]["step"] == 5
+    head = model.head.weight
+    assert torch.equal(body.state[head]["exp_avg"], ours.state[head]["first_values"])
+    assert body.state[head]["exp_avg"] is not ours.state[head]["first_values"]
+    for ids in batches(2):
+        model.zero_grad()
+        model.loss(ids).backward()
+        tables.step()
+        body.step()
+
+
+# -- into compressed memory ------------------------------------------------------------------------
 
 WIDE = {
     "linear": so.Sketched(width=4096, granularity="element"),
@@ -266,221 +249,3 @@ def test_a_converted_optimizer_saves_and_loads():
     again = so.Adam(list(named.items()), lr=0.05)
     again.load_state_dict(ours.state_dict())
     assert differences(bits(ours, named.items()), bits(again, named.items())) == []
-
-
-# -- groups and schedulers ------------------------------------------------------------------------
-
-
-def test_groups_keep_their_options_and_names():
-    model = dense_model()
-    groups = [
-        {"params": list(tables_of(model).items()), "lr": 0.1, "note": "mine"},
-        {"params": [("head", model.head.weight)], "betas": (0.8, 0.9), "eps": 1e-5},
-    ]
-    theirs = torch.optim.Adam(groups, lr=0.01, weight_decay=0.1, foreach=True)
-    lr_scheduler.StepLR(theirs, 1)
-    ours = so.from_torch(theirs, schedulers=[])
-    for before, after in zip(theirs.param_groups, ours.param_groups, strict=True):
-        for key in ("lr", "initial_lr", "betas", "eps", "weight_decay", "maximize", "param_names"):
-            assert before[key] == after[key]
-        assert all(p is q for p, q in zip(before["params"], after["params"], strict=True))
-        assert "foreach" not in after
-    assert ours.param_groups[0]["note"] == "mine"
-    ours.add_param_group({"params": [("bias", model.head.bias)]})
-    assert (ours.param_groups[2]["lr"], ours.param_groups[2]["weight_decay"]) == (0.01, 0.1)
-    back = so.to_torch(ours)
-    assert back.param_groups[0]["note"] == "mine"
-    assert back.param_groups[2]["param_names"] == ["bias"]
-    assert "memory" not in back.param_groups[0]
-
-
-def test_a_tensor_learning_rate_stays_the_same_tensor():
-    lr = torch.tensor(0.1)
-    theirs = torch.optim.Adam(dense_model().parameters(), lr=lr)
-    assert so.from_torch(theirs).param_groups[0]["lr"] is lr
-
-
-def chained(optimizer):
-    return lr_scheduler.ChainedScheduler(
-        [lr_scheduler.ExponentialLR(optimizer, 0.9), lr_scheduler.StepLR(optimizer, 3)]
-    )
-
-
-def sequential(optimizer):
-    warm = lr_scheduler.LinearLR(optimizer, 0.1, total_iters=4)
-    return lr_scheduler.SequentialLR(
-        optimizer, [warm, lr_scheduler.ExponentialLR(optimizer, 0.9)], milestones=[4]
-    )
-
-
-SCHEDULERS = {
-    "lambda": lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step)),
-    "chained": chained,
-    "sequential": sequential,
-    "one cycle": lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=20),
-    "cosine": lambda optimizer: lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 4),
-}
-
-
-@pytest.mark.parametrize("done", [0, 3])
-@pytest.mark.parametrize("name", SCHEDULERS)
-def test_schedulers_go_on_steering(name, done):
-    def run(*, converts):
-        model = dense_model()
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-        scheduler = SCHEDULERS[name](optimizer)
-        train(model, optimizer, done, scheduler=scheduler)
-        if converts:
-            optimizer = so.from_torch(optimizer, schedulers=[scheduler])
-            train(model, optimizer, 2, scheduler=scheduler)
-            optimizer = so.to_torch(optimizer, schedulers=[scheduler])
-        else:
-            train(model, optimizer, 2, scheduler=scheduler)
-        rates = []
-        for _ in range(5):
-            train(model, optimizer, 1, scheduler=scheduler)
-            rates.append(optimizer.param_groups[0]["lr"])
-        return rates
-
-    assert run(converts=True) == run(converts=False)
-
-
-def test_a_plateau_scheduler_goes_on_steering():
-    _, theirs, _ = started(torch.optim.Adam, {}, sparse=False)
-    scheduler = lr_scheduler.ReduceLROnPlateau(theirs, patience=0, factor=0.5)
-    scheduler.step(1.0)
-    ours = so.from_torch(theirs, schedulers=[scheduler])
-    scheduler.step(2.0)
-    assert ours.param_groups[0]["lr"] == 0.025
-    assert theirs.param_groups[0]["lr"] == 0.05
-
-
-# -- refusals -------------------------------------------------------------------------------------
-
-
-def refused(error, match, theirs, named, scheduler=None, **options):
-    named = list(named)
-    before = bits(theirs, named)
-    with pytest.raises(error, match=match):
-        so.from_torch(theirs, **options)
-    assert differences(before, bits(theirs, named)) == []
-    if scheduler is not None:
-        assert scheduler.optimizer is theirs
-
-
-def test_a_forgotten_scheduler_is_refused():
-    _, theirs, named = started(torch.optim.Adam, {}, sparse=False)
-    scheduler = lr_scheduler.StepLR(theirs, 1)
-    refused(
-        ValueError, r"must be handed over: give schedulers=\[", theirs, named.items(), scheduler
-    )
-
-
-def test_a_scheduler_of_another_optimizer_is_refused():
-    model, theirs, named = started(torch.optim.Adam, {}, sparse=False)
-    other = lr_scheduler.StepLR(torch.optim.SGD(model.parameters()), 1)
-    match = "schedulers must steer the given optimizer; StepLR does not"
-    refused(ValueError, match, theirs, named.items(), schedulers=[other])
-
-
-@pytest.mark.parametrize(
-    ("kind", "options", "match"),
-    [
-        (torch.optim.Adam, {"amsgrad": True}, "amsgrad must be False in group 0, got True"),
-        (torch.optim.Adam, {"capturable": True}, "capturable must be False in group 0"),
-        (torch.optim.Adam, {"differentiable": True}, "differentiable must be False in group 0"),
-        (torch.optim.RMSprop, {"centered": True}, "centered must be False in group 0"),
-        (torch.optim.RMSprop, {"momentum": 0.9}, "momentum must be 0 in group 0, got 0.9"),
-    ],
-)
-def test_an_option_that_ours_lacks_is_refused(kind, options, match):
-    model = dense_model()
-    theirs = kind(model.parameters(), **options)
-    refused(ValueError, match, theirs, model.named_parameters())
-
-
-def test_another_optimizer_is_refused():
-    theirs = torch.optim.Adamax(dense_model().parameters())
-    refused(TypeError, "optimizer must be one of torch.optim's Adam, .*, got Adamax", theirs, [])
-    with pytest.raises(TypeError, match="must be one of sketchoptim's, got Adamax"):
-        so.to_torch(theirs)
-
-
-def test_a_memory_that_the_algorithm_cannot_use_is_refused_and_schedulers_stay():
-    _, theirs, named = started(torch.optim.Adam, {}, sparse=False)
-    scheduler = lr_scheduler.StepLR(theirs, 1)
-    options = {"memory": so.Memory(first=so.Exact()), "schedulers": [scheduler]}
-    match = "memory.second must be a storage for Adam"
-    refused(ValueError, match, theirs, named.items(), scheduler, **options)
-
-
-def test_the_form_that_keeps_averages_of_buckets_is_refused():
-    _, theirs, named = started(torch.optim.SparseAdam, {}, sparse=True)
-    one = so.Sketched(granularity="element", decay="bucket")
-    match = 'decay="bucket" keeps averages of whole buckets'
-    refused(ValueError, match, theirs, named.items(), memory=so.Memory(second=one))
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, -1.0])
-def test_a_state_that_would_poison_a_sketch_is_refused(value):
-    _, theirs, named = started(torch.optim.SparseAdam, {}, sparse=True)
-    theirs.state[named["late"]]["exp_avg_sq"][3, 1] = value
-    refused(ValueError, rf"the second moment of .*\[{ROWS // 2}, {DIM}\]", theirs, named.items())
-    so.from_torch(theirs, "exact")
-
-
-def test_adagrad_without_gradients_needs_its_tables_named():
-    _, theirs, named = started(torch.optim.Adagrad, {}, sparse=True)
-    theirs.zero_grad()
-    refused(ValueError, "must have a gradient to tell", theirs, named.items())
-    ours = so.from_torch(theirs, tables=named.values())
-    assert all(ours.state[p]["is_compressed"] for p in named.values())
-
-
-def test_a_table_that_is_no_parameter_is_refused():
-    _, theirs, named = started(torch.optim.Adam, {}, sparse=False)
-    match = r"tables must be parameters of the optimizer, got another tensor of shape \[2\]"
-    refused(ValueError, match, theirs, named.items(), tables=[torch.ones(2)])
-
-
-# -- back to torch --------------------------------------------------------------------------------
-
-
-def test_one_of_ours_divides_into_two_of_torch():
-    model = seeded(TinyModel(), 0)
-    ours = so.Adam(model.named_parameters(), lr=0.05)
-    train(model, ours, 5)
-    tables = so.to_torch(ours, torch.optim.SparseAdam, parameters=tables_of(model).values())
-    body = so.to_torch(ours, parameters=model.head.parameters())
-    assert tables.param_groups[0]["param_names"] == ["table.weight", "late.weight"]
-    assert body.param_groups[0]["param_names"] == ["head.weight", "head.bias"]
-    assert tables.state[model.table.weight]["step"] == 5
-    head = model.head.weight
-    assert torch.equal(body.state[head]["exp_avg"], ours.state[head]["first_values"])
-    assert body.state[head]["exp_avg"] is not ours.state[head]["first_values"]
-    for ids in batches(2):
-        model.zero_grad()
-        model.loss(ids).backward()
-        tables.step()
-        body.step()
-
-
-def test_sparse_gradients_are_refused_where_torch_takes_none():
-    model = seeded(TinyModel(), 0)
-    ours = so.Adam(model.parameters())
-    train(model, ours, 1)
-    with pytest.raises(ValueError, match=r"torch.optim.Adam takes no sparse gradients.*kind="):
-        so.to_torch(ours)
-
-
-def test_a_kind_of_another_algorithm_is_refused():
-    ours = so.Adam(dense_model().parameters())
-    match = "kind must be torch.optim.Adam or torch.optim.SparseAdam for Adam, got"
-    with pytest.raises(ValueError, match=match):
-        so.to_torch(ours, torch.optim.SGD)
-
-
-def test_weight_decay_is_refused_where_torch_has_none():
-    ours = so.Adam(dense_model().parameters(), weight_decay=0.1)
-    with pytest.raises(ValueError, match=r"weight_decay must be 0 in group 0, got 0.1"):
-        so.to_torch(ours, torch.optim.SparseAdam)
