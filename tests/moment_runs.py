@@ -8,6 +8,10 @@ from sketchoptim import moments
 from sketchoptim.moments import Average, Moment, Name, Table
 from sketchoptim.storage import Storage
 
+ADAM = Average(0.9, 1 - 0.9)
+MOMENTUM = Average(0.9, 1.0)
+ADAGRAD = Average(1.0, 1.0)
+
 
 def opened(
     storage: Storage,

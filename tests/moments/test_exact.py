@@ -2,12 +2,10 @@
 
 import pytest
 import torch
-from moment_runs import moved, opened, random_rows
+from moment_runs import ADAM, moved, opened, random_rows
 
 import sketchoptim as so
 from sketchoptim.moments import Average
-
-ADAM = Average(0.9, 1 - 0.9)
 
 
 @pytest.mark.parametrize("storage", [so.Exact(), so.RowWise()], ids=["exact", "row-wise"])

@@ -5,13 +5,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from moment_runs import by_element, by_row, estimated, moved, opened, random_rows
+from moment_runs import ADAM, by_element, by_row, estimated, moved, opened, random_rows
 
 import sketchoptim as so
 from sketchoptim.moments import Average
 from sketchoptim.moments.moment import row_sums
 
-ADAM = Average(0.9, 1 - 0.9)
 STORAGES = {
     "exact": so.Exact(),
     "row-wise": so.RowWise(),
