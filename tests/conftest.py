@@ -10,7 +10,7 @@ from hypothesis import settings
 from sketchoptim.ops import native
 
 # Modules beside the tests whose asserts are to say as much as a test's own.
-pytest.register_assert_rewrite("refusals")
+pytest.register_assert_rewrite("refusals", "torch_twins")
 
 settings.register_profile(
     "repeatable", derandomize=True, deadline=None, max_examples=50, print_blob=False
