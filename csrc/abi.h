@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#define SKETCHOPTIM_ABI 5
+#define SKETCHOPTIM_ABI 6
 
 enum DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 enum Kind : int32_t { kNone = 0, kExact = 1, kRowWise = 2, kSketch = 3 };
@@ -37,8 +37,8 @@ struct Moment {
   const int64_t* words;  // [depth, 4]
 };
 
-// The rows of a gradient. Row r of the step is parameter row ids[r] (or r itself without ids), and
-// its gradient is the sum of values[order[i]] for starts[r] <= i < starts[r + 1] (or values[r]
+// The rows of a gradient. Row r of the step is parameter row ids[r] (or first_id + r without ids),
+// and its gradient is the sum of values[order[i]] for starts[r] <= i < starts[r + 1] (or values[r]
 // itself without starts). Where there are sums, inspect() leaves the gradient of a row with several
 // entries in sums[slots[r]], and step() takes it from there.
 struct Gradient {
@@ -49,6 +49,7 @@ struct Gradient {
   const uint32_t* slots;
   float* sums;  // [rows with several entries, dim]
   int64_t rows;
+  int64_t first_id;
 };
 
 struct Step {
@@ -59,7 +60,7 @@ struct Step {
   Gradient gradient;
   Moment first;
   Moment second;
-  float* row_values;  // [rows]: mean squares from inspect(), then the second moment of each row
+  float* row_values;  // [rows], with ids: mean squares from inspect(), then each row's second moment
   float step_size;
   float second_root;
   float eps;
@@ -72,6 +73,7 @@ struct Step {
   int32_t has_nesterov;
   int32_t has_clip;
   int32_t is_ratio;
+  int64_t piece_rows;  // of a dense gradient, which stay in the cache of a thread's core
 };
 
 // A search for the `k` best of `count` classes, for each of up to kMaxQueries queries. The score of
@@ -108,8 +110,8 @@ int32_t sketchoptim_ascend(const int64_t* ids, int64_t count, int64_t n);
 // many sums there are.
 int64_t sketchoptim_group(const int64_t* ids, int64_t count, uint64_t* room, Gradient* gradient);
 
-// Whether all gradients that would reach the moments are finite; fills row_values with the mean
-// square of each row. Changes nothing else.
+// Whether all gradients that would reach the moments are finite; fills row_values, where there are
+// any, with the mean square of each row. Changes nothing else.
 int32_t sketchoptim_inspect(const Step* step);
 
 // Moves the moments and the rows of the parameter.

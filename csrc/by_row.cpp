@@ -57,10 +57,10 @@ void prefetch_table(const Moment& m, int64_t rows) {
 }
 
 // Rows take their turn, in ascending order.
-void move_item_wise(const Moment& m, const int64_t* ids, int64_t rows, float* row_values) {
-  for (int64_t r = 0; r < rows; ++r) {
-    const int64_t id = ids ? ids[r] : r;
-    const float x = row_values[r];
+void move_item_wise(const Moment& m, const Squares& squares) {
+  for (int64_t r = 0; r < squares.rows; ++r) {
+    const int64_t id = squares.id(r);
+    const float x = squares.values[r];
     float estimate = least_reading(m, id);
     const float moved = delta(m, estimate, x);
     float least = 0.0f;
@@ -71,32 +71,42 @@ void move_item_wise(const Moment& m, const int64_t* ids, int64_t rows, float* ro
       store_one(m, at, rounded_one(m, reading * m.inverse_scale, id));
       least = j == 0 ? reading : std::min(least, reading);
     }
-    row_values[r] = m.form == kBucket ? least : estimate + moved;
+    squares.values[r] = m.form == kBucket ? least : estimate + moved;
   }
 }
 
 }  // namespace
 
-void move_by_row(const Moment& m, const int64_t* ids, int64_t rows, int32_t threads,
-                 float* row_values) {
-  auto id_of = [&](int64_t r) { return ids ? ids[r] : r; };
+void add_by_row(const Moment& m, const Squares& squares, int32_t threads) {
+  prefetch_table(m, squares.rows);
+  for_hash_rows(m, threads, [&](int32_t j) {
+    for (int64_t r = 0; r < squares.rows; ++r) {
+      const int64_t at = address(m, j, squares.id(r));
+      const float share = squares.values[r] * m.weight * m.inverse_scale;
+      store_one(m, at, rounded_one(m, load_one(m, at) + share, squares.id(r)));
+    }
+  });
+}
+
+void move_by_row(const Moment& m, const Moment& before, const Squares& squares, int32_t threads) {
+  float* values = squares.values;
   if (m.kind == kRowWise) {
-    for_rows(rows, threads, [&](int64_t r) {
-      float* value = static_cast<float*>(m.data) + id_of(r);
-      row_values[r] = *value += delta(m, *value, row_values[r]);
+    for_rows(squares.rows, threads, [&](int64_t r) {
+      float* value = static_cast<float*>(m.data) + squares.id(r);
+      values[r] = *value += delta(m, *value, values[r]);
     });
     return;
   }
-  prefetch_table(m, rows);
   switch (m.form) {
     case kConservative:
-      for_rows(rows, threads, [&](int64_t r) {
-        row_values[r] = least_reading(m, id_of(r)) + row_values[r] * m.weight;
+      prefetch_table(m, squares.rows);
+      for_rows(squares.rows, threads, [&](int64_t r) {
+        values[r] = least_reading(before, squares.id(r)) + values[r] * m.weight;
       });
       for_hash_rows(m, threads, [&](int32_t j) {
-        for (int64_t r = 0; r < rows; ++r) {
-          const int64_t at = address(m, j, id_of(r));
-          const float target = rounded_one(m, row_values[r] * m.inverse_scale, id_of(r));
+        for (int64_t r = 0; r < squares.rows; ++r) {
+          const int64_t at = address(m, j, squares.id(r));
+          const float target = rounded_one(m, values[r] * m.inverse_scale, squares.id(r));
           // Written either way: which of the two it is, a processor cannot guess.
           const float old = load_one(m, at);
           store_one(m, at, target > old ? target : old);
@@ -104,16 +114,11 @@ void move_by_row(const Moment& m, const int64_t* ids, int64_t rows, int32_t thre
       });
       return;
     case kLinear:
-      for_hash_rows(m, threads, [&](int32_t j) {
-        for (int64_t r = 0; r < rows; ++r) {
-          const int64_t at = address(m, j, id_of(r));
-          const float share = row_values[r] * m.weight * m.inverse_scale;
-          store_one(m, at, rounded_one(m, load_one(m, at) + share, id_of(r)));
-        }
-      });
-      for_rows(rows, threads, [&](int64_t r) { row_values[r] = least_reading(m, id_of(r)); });
+      for_rows(squares.rows, threads,
+               [&](int64_t r) { values[r] = least_reading(m, squares.id(r)); });
       return;
     default:
-      move_item_wise(m, ids, rows, row_values);
+      prefetch_table(m, squares.rows);
+      move_item_wise(m, squares);
   }
 }

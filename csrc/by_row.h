@@ -1,7 +1,22 @@
-// Second moments with one number a row: row_values go in as mean squares, come out as estimates.
+// Second moments with one number a row, moved from the mean squares of rows.
 #pragma once
 
 #include "moment.h"
 
-void move_by_row(const Moment& m, const int64_t* ids, int64_t rows, int32_t threads,
-                 float* row_values);
+// Some rows of a step: their ids, and for each the mean square of its gradient.
+struct Squares {
+  const int64_t* ids;  // without them the ids ascend by one from first_id
+  int64_t first_id;
+  int64_t rows;
+  float* values;
+
+  int64_t id(int64_t r) const { return ids ? ids[r] : first_id + r; }
+};
+
+// Adds rows to a linear sketch, which no row may read before all rows of the step are in it.
+void add_by_row(const Moment& m, const Squares& squares, int32_t threads);
+
+// Moves all others, and leaves the second moment of each row in place of its mean square, in a
+// linear sketch too. A conservative sketch is read as it was before the step: `before` is m, or has
+// a copy of its table where these are not all rows of the step.
+void move_by_row(const Moment& m, const Moment& before, const Squares& squares, int32_t threads);

@@ -15,7 +15,6 @@ import sketchoptim as so
 from sketchoptim import moments
 from sketchoptim.moments import Average, Moments, Table
 from sketchoptim.ops import Rule, cpu, rule_to_tensor, stepper
-from sketchoptim.rows import CHUNK_ELEMENTS
 from sketchoptim.storage import PRESETS, Memory, Sketched, Storage
 
 pytestmark = needs_native
@@ -53,30 +52,27 @@ class Elsewhere(Tensor):
         raise NotImplementedError
 
 
-# (parameter, gradient, storage of the second moment): everything that has no kernel.
-LEFT = {
-    "float64": (contiguous().double(), one_row(torch.zeros(1, 4).double()), so.RowWise()),
-    "a transposed parameter": (torch.zeros(4, 60).t(), rows_of(contiguous()), so.RowWise()),
-    "every other column": (torch.zeros(60, 8)[:, ::2], rows_of(contiguous()), so.RowWise()),
-    "a transposed gradient": (contiguous(), torch.zeros(4, 60).t(), so.RowWise()),
-    "a parameter without memory": (Elsewhere(), contiguous(), so.RowWise()),
-    "a gradient without memory": (contiguous(), Elsewhere(), so.RowWise()),
-    "a lazily negated gradient": (contiguous(), torch._neg_view(contiguous()), so.RowWise()),
+# (parameter, gradient, storage of the second moment): what no kernel has been written for.
+UNWRITTEN = {
     "another device": (contiguous().to("meta"), contiguous().to("meta"), so.RowWise()),
-    "ids beyond 32 bits": (torch.zeros(2**32 + 1, 0), torch.zeros(2**32 + 1, 0), so.Exact()),
     "rank one": (contiguous(), contiguous(), so.RankOne()),
     "top singular": (contiguous(), contiguous(), so.TopSingular()),
-    "conservative by element": (
+}
+
+# (parameter, gradient, what is said of it): what keeps a kernel that there is from its work.
+OBSTACLES = {
+    "float64": (contiguous().double(), one_row(torch.zeros(1, 4).double()), "for torch.float64"),
+    "a transposed parameter": (torch.zeros(4, 60).t(), rows_of(contiguous()), "it has the strides"),
+    "every other column": (torch.zeros(60, 8)[:, ::2], rows_of(contiguous()), "it has the strides"),
+    "a parameter without memory": (Elsewhere(), contiguous(), "it is a Elsewhere"),
+    "ids beyond 32 bits": (torch.zeros(2**32 + 1, 0), torch.zeros(2**32 + 1, 0), "4294967296 rows"),
+    "a transposed gradient": (contiguous(), torch.zeros(4, 60).t(), "its gradient has the strides"),
+    "a gradient without memory": (contiguous(), Elsewhere(), "its gradient is a Elsewhere"),
+    "a lazily negated gradient": (
         contiguous(),
-        contiguous(),
-        Sketched(granularity="element", conservative=True),
+        torch._neg_view(contiguous()),
+        "its gradient is negated lazily",
     ),
-    "a number for each of many dense rows": (
-        torch.zeros(CHUNK_ELEMENTS + 1, 1),
-        torch.zeros(CHUNK_ELEMENTS + 1, 1),
-        Sketched(),
-    ),
-    "a depth of 33": (contiguous(), contiguous(), Sketched(depth=33)),
 }
 
 
@@ -87,18 +83,46 @@ def has_kernel(parameter: Tensor, gradient: Tensor, second: Storage) -> bool:
     return isinstance(found, cpu.NativeStepper)
 
 
-@pytest.mark.parametrize(("parameter", "gradient", "second"), LEFT.values(), ids=LEFT)
+@pytest.mark.parametrize(("parameter", "gradient", "second"), UNWRITTEN.values(), ids=UNWRITTEN)
 def test_what_has_no_kernel_is_left_to_the_reference(parameter, gradient, second):
     assert not has_kernel(parameter, gradient, second)
+
+
+@pytest.mark.parametrize(("parameter", "gradient", "obstacle"), OBSTACLES.values(), ids=OBSTACLES)
+def test_what_a_kernel_cannot_read_is_left_to_the_reference_with_a_warning(
+    parameter, gradient, obstacle
+):
+    with pytest.warns(UserWarning, match=f"reference kernels, .* slower: .*{obstacle}.*; use "):
+        assert not has_kernel(parameter, gradient, so.Exact())
+
+
+@pytest.mark.parametrize(
+    ("second", "obstacle"),
+    [
+        (Sketched(depth=33), "depth of 33"),
+        (Sketched(granularity="element", conservative=True), "conservative by element"),
+    ],
+)
+def test_a_sketch_without_a_kernel_is_left_to_the_reference_with_a_warning(second, obstacle):
+    with pytest.warns(UserWarning, match=f"reference kernels, .* slower: .*{obstacle}.*; use "):
+        assert not has_kernel(contiguous(), contiguous(), second)
 
 
 def test_the_same_has_a_kernel_otherwise():
     for depth in (1, 32):
         assert has_kernel(contiguous(), contiguous(), Sketched(depth=depth))
-    rows = torch.zeros(CHUNK_ELEMENTS, 1)
-    assert has_kernel(rows, rows, Sketched())
     for gradient in (contiguous(), rows_of(contiguous()), one_row(EXPANDED)):
-        assert has_kernel(contiguous(), gradient, so.RowWise())
+        assert has_kernel(contiguous(), gradient, so.Exact())
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_warning_that_is_an_error_comes_before_anything_changes():
+    parameter, optimizer = stepped("lean")
+    before = copy.deepcopy((parameter, optimizer.state[parameter]))
+    parameter.grad = torch.ones(SHAPE[::-1]).t()
+    with pytest.raises(UserWarning, match="strides"):
+        optimizer.step()
+    torch.testing.assert_close((parameter, optimizer.state[parameter]), before, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,8 @@ struct Work {
   const Step* pointed() {
     step.parameter = parameter.as<void>();
     step.gradient.values = values.as<void>();
-    step.row_values = row_values.as<float>();
+    const bool keeps_squares = second.moment.is_by_row && step.gradient.ids;
+    step.row_values = keeps_squares ? row_values.as<float>() : nullptr;
     step.first = first.moment;
     step.second = second.moment;
     return &step;
@@ -255,6 +256,7 @@ Work random_work() {
     random_ids(work, n);
   }
   replace(work.row_values, work.second.moment.is_by_row ? 4 * s.gradient.rows : 0);
+  s.piece_rows = one_of<int64_t>({1, 3, 100});
   return work;
 }
 

@@ -1,6 +1,7 @@
 """The step in C++: one call that sums duplicates, moves the moments and the parameter's rows."""
 
 import ctypes
+from types import NoneType
 
 import torch
 from torch import Tensor
@@ -28,30 +29,44 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 _CONSTANTS_FROM = Rule._fields.index("eps")
 
 
-def supports(parameter: Tensor, moments: Moments) -> bool:
-    """Whether a kernel exists for this parameter and these moments, and can be called."""
+def has_kernels(parameter: Tensor, moments: Moments) -> bool:
+    """Whether there are kernels, and they can be called, on this device for storages as these."""
+    kinds = (ExactMoment, RowWiseMoment, SketchedMoment, NoneType)
     return (
         parameter.device.type == "cpu"
-        and parameter.dtype in _DTYPES
-        and parameter.shape[:1].numel() <= hashing.MAX_ID + 1
-        and _is_plain(parameter)
-        and parameter.is_contiguous()
-        and all(_has_kernel(moment) for moment in moments)
+        and all(isinstance(moment, kinds) for moment in moments)
         and native.library() is not None
     )
 
 
-def _is_plain(tensor: Tensor) -> bool:
-    """Whether the numbers are those in memory: not in a subclass of Tensor, nor negated lazily."""
-    return type(tensor) in _PLAIN and not tensor.is_neg()
+def obstacle(parameter: Tensor, gradient: Tensor, moments: Moments) -> str | None:
+    """What keeps the kernels from a parameter, and the remedy, where there are any; else None."""
+    if parameter.dtype not in _DTYPES:
+        known = ", ".join(str(dtype) for dtype in _DTYPES)
+        return f"there is no kernel for {parameter.dtype}; use one of {known}"
+    if parameter.shape[:1].numel() > hashing.MAX_ID + 1:
+        return f"it has more than {hashing.MAX_ID + 1} rows; use several tables"
+    for moment in moments:
+        if isinstance(moment, SketchedMoment):
+            storage = moment.storage
+            if storage.depth > _MAX_DEPTH:
+                return f"its sketch has a depth of {storage.depth}; use at most {_MAX_DEPTH}"
+            if storage.conservative and storage.granularity == "element":
+                return 'its sketch is conservative by element; use granularity="row"'
+    return _obstacle_in(parameter, "it") or _obstacle_in(gradient, "its gradient")
 
 
-def _has_kernel(moment: Moment | None) -> bool:
-    if isinstance(moment, SketchedMoment):
-        storage = moment.storage
-        is_lean = storage.granularity == "row" or not storage.conservative
-        return is_lean and storage.depth <= _MAX_DEPTH
-    return moment is None or isinstance(moment, ExactMoment | RowWiseMoment)
+def _obstacle_in(tensor: Tensor, name: str) -> str | None:
+    """Why the numbers of a tensor are not those that a kernel would find in memory."""
+    if type(tensor) not in _PLAIN:
+        return f"{name} is a {type(tensor).__name__}; use a plain tensor"
+    if tensor.is_sparse:
+        return None
+    if tensor.is_neg():
+        return f"{name} is negated lazily; use resolve_neg()"
+    if not tensor.is_contiguous():
+        return f"{name} has the strides {tensor.stride()}; use contiguous()"
+    return None
 
 
 class NativeStepper:
@@ -63,7 +78,7 @@ class NativeStepper:
 
     def __init__(self, parameter: Tensor, moments: Moments) -> None:
         library = native.library()
-        assert library is not None  # supports() has looked
+        assert library is not None  # has_kernels() has looked
         self.library, self.parameter = library, parameter
         self.rows, self.dim = parameter.shape[:1].numel(), parameter.shape[1:].numel()
         self.call = native.Step(
@@ -71,24 +86,20 @@ class NativeStepper:
             dim=self.dim,
             dtype=_DTYPES[parameter.dtype],
             largest_gradient=LARGEST_GRADIENT,
+            piece_rows=max(1, CHUNK_ELEMENTS // max(1, self.dim)),
         )
         self.gradient = self.call.gradient
         self.moments = [
             None if moment is None else NativeMoment(moment, parameter, call)
             for moment, call in zip(moments, (self.call.first, self.call.second), strict=True)
         ]
-        # Mean squares by row, found while a gradient is looked at, become second moments.
         self.is_by_row = bool(self.call.second.is_by_row)
         self.kept = torch.empty(0, dtype=torch.float32, device="cpu")
         self.constants: tuple[object, ...] = ()
 
     def takes(self, gradient: Tensor) -> bool:
         """Whether the gradient's numbers are in memory as the kernel reads them."""
-        if gradient.is_sparse:
-            return type(gradient) in _PLAIN
-        # A number for each row, which the kernel keeps, would be of the size of a table.
-        keeps_too_much = self.is_by_row and self.rows > CHUNK_ELEMENTS
-        return _is_plain(gradient) and gradient.is_contiguous() and not keeps_too_much
+        return _obstacle_in(gradient, "its gradient") is None
 
     def prepare(self, gradient: Tensor, rule: Rule) -> "NativeStep":
         """The step along a gradient, its equal ids found, once its rows are known to exist."""
@@ -134,8 +145,12 @@ class NativeStep:
         else:
             self.values = gradient
             call.ids, call.rows = None, stepper.rows
+            stepper.call.row_values = None
         call.values = self.values.data_ptr()
         self.touched = int(call.rows)
+        # Mean squares by row, found while a gradient is looked at, become second moments. Those of
+        # a dense one, as many as rows of the table, are found again by the step, a few at a time.
+        self.keeps_squares = stepper.is_by_row and gradient.is_sparse
         is_worth_it = self.touched * stepper.dim >= _ELEMENTS_FOR_THREADS
         stepper.call.threads = torch.get_num_threads() if is_worth_it else 1
         self.is_inspected = False
@@ -161,7 +176,7 @@ class NativeStep:
         if 0 < self.shared * 4 <= self.touched * stepper.parameter.element_size():
             self.sums = torch.empty(self.shared * stepper.dim, dtype=torch.float32, device="cpu")
             call.sums = self.sums.data_ptr()
-        if stepper.is_by_row:
+        if self.keeps_squares:
             self.row_values = stepper.row_values(self.touched)
             stepper.call.row_values = self.row_values.data_ptr()
         self.is_inspected = True
@@ -169,7 +184,7 @@ class NativeStep:
 
     def run_(self) -> None:
         stepper = self.stepper
-        if stepper.is_by_row and not self.is_inspected:
+        if self.keeps_squares and not self.is_inspected:
             self.is_finite()
         for moment, average in zip(
             stepper.moments, (self.rule.first, self.rule.second), strict=True

@@ -1,5 +1,6 @@
 """Who steps a parameter: the native kernel where there is one, else the reference."""
 
+import warnings
 from typing import Protocol
 
 from torch import Tensor
@@ -38,8 +39,13 @@ class Stepper(Protocol):
 
 def stepper(parameter: Tensor, gradient: Tensor, moments: Moments) -> Stepper:
     """The fastest stepper for a parameter with these moments and a gradient of this kind."""
-    if cpu.supports(parameter, moments):
-        native = cpu.NativeStepper(parameter, moments)
-        if native.takes(gradient):
-            return native
+    if cpu.has_kernels(parameter, moments):
+        obstacle = cpu.obstacle(parameter, gradient, moments)
+        if obstacle is None:
+            return cpu.NativeStepper(parameter, moments)
+        warnings.warn(
+            f"the parameter of shape {list(parameter.shape)} is stepped by the reference kernels, "
+            f"which are many times slower: {obstacle}",
+            stacklevel=2,
+        )
     return ReferenceStepper(parameter, moments)

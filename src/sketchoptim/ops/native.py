@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-_ABI = 5
+_ABI = 6
 # From torch's name of what the machine can do to our name of what a library was built for.
 _LEVELS = {"AVX512": "v4", "AVX2": "v3"}
 
@@ -43,6 +43,7 @@ class Gradient(ctypes.Structure):
         ("slots", c_void_p),
         ("sums", c_void_p),
         ("rows", c_int64),
+        ("first_id", c_int64),
     ]
 
 
@@ -68,6 +69,7 @@ class Step(ctypes.Structure):
         ("has_nesterov", c_int32),
         ("has_clip", c_int32),
         ("is_ratio", c_int32),
+        ("piece_rows", c_int64),
     ]
 
 

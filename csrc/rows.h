@@ -1,0 +1,125 @@
+// The rows of a step: shared out among threads, in an order, each with its gradient.
+#pragma once
+
+#include <algorithm>
+
+#include "moment.h"
+
+constexpr int64_t kStreams = 8;
+constexpr int64_t kPrefetchBytes = 512;  // the hardware goes on from there by itself
+constexpr int64_t kEntriesAhead = 4;     // two to eight are alike
+
+inline Span share(int64_t total, int64_t part, int64_t parts) {
+  return {total * part / parts, total * (part + 1) / parts};
+}
+
+// Calls visit(rows, columns) on every thread with its share of one of the two.
+template <typename Visit>
+void in_parallel(const Step& s, bool by_column, Visit visit) {
+  const int64_t parts = std::max(1, s.threads), rows = s.gradient.rows;
+  const int64_t blocks = (s.dim + kLanes - 1) / kLanes;
+#pragma omp parallel for schedule(static, 1) num_threads(s.threads) if (parts > 1)
+  for (int64_t part = 0; part < parts; ++part) {
+    if (by_column) {
+      const Span span = share(blocks, part, parts);
+      visit(Span{0, rows}, Span{span.begin * kLanes, std::min(s.dim, span.end * kLanes)});
+    } else {
+      visit(share(rows, part, parts), Span{0, s.dim});
+    }
+  }
+}
+
+INLINE int64_t id_of(const Step& s, int64_t r) {
+  return s.gradient.ids ? s.gradient.ids[r] : s.gradient.first_id + r;
+}
+
+INLINE int64_t first_entry(const Gradient& g, int64_t r) {
+  return g.starts ? g.order[g.starts[r]] : r;
+}
+
+INLINE void prefetch(const void* data, int32_t dtype, int64_t at, Span columns) {
+  const char* begin = static_cast<const char*>(data) + (at + columns.begin) * bytes_of(dtype);
+  const int64_t bytes = (columns.end - columns.begin) * bytes_of(dtype);
+  for (int64_t offset = 0; offset < std::min(bytes, kPrefetchBytes); offset += 64)
+    __builtin_prefetch(begin + offset);
+}
+
+INLINE bool is_alone(const Gradient& g, int64_t r) {
+  return !g.starts || g.starts[r + 1] - g.starts[r] == 1;
+}
+
+// Adds an entry to its row's sum, of which the first is the beginning.
+template <int32_t P>
+INLINE void add_entry(const Step& s, int64_t entry, bool is_first, Span columns, float* sum) {
+  const void* values = s.gradient.values;
+  const int32_t dtype = known_dtype<P>(s.dtype);
+  const int64_t at = entry * s.dim;
+  for_columns(columns.begin, columns.end, [&](int64_t c, int64_t count) ALWAYS {
+    const Lanes x = load(values, dtype, at + c, count);
+    store(sum, kFloat32, c, count, is_first ? x : load(sum, kFloat32, c, count) + x);
+  });
+}
+
+// From the sum of a row's entries to the gradient that reaches the moments.
+template <int32_t P>
+INLINE void finish(const Step& s, int64_t r, Span columns, float* sum) {
+  if (!s.is_maximizing && s.weight_decay == 0.0f) return;
+  const float sign = s.is_maximizing ? -1.0f : 1.0f, decay = s.weight_decay;
+  const void* rows = s.parameter;
+  const int64_t row_at = id_of(s, r) * s.dim;
+  for_columns(columns.begin, columns.end, [&](int64_t c, int64_t count) ALWAYS {
+    Lanes x = load(sum, kFloat32, c, count) * sign;
+    // Not where nothing decays: a weight that is not finite, times zero, would be NaN.
+    if (decay != 0.0f) x += load(rows, known_dtype<P>(s.dtype), row_at + c, count) * decay;
+    store(sum, kFloat32, c, count, x);
+  });
+}
+
+// Sends for the entry that will be added a few entries later, in this row or in one behind it.
+INLINE void expect_entry(const Step& s, int64_t i, Span columns) {
+  const Gradient& g = s.gradient;
+  const int64_t last = g.starts[g.rows] - 1;
+  prefetch(g.values, s.dtype, g.order[std::min(i + kEntriesAhead, last)] * s.dim, columns);
+}
+
+// The summed gradient of a row, as it reaches the moments, in a buffer.
+template <int32_t P>
+const float* gathered(const Step& s, int64_t r, Span columns, float* buffer) {
+  const Gradient& g = s.gradient;
+  if (g.starts) {
+    for (int64_t i = g.starts[r]; i < g.starts[r + 1]; ++i) {
+      expect_entry(s, i, columns);
+      add_entry<P>(s, g.order[i], i == g.starts[r], columns, buffer);
+    }
+  } else {
+    add_entry<P>(s, r, true, columns, buffer);
+  }
+  finish<P>(s, r, columns, buffer);
+  return buffer;
+}
+
+// The same, where it already is if it is anywhere: a lone float32 entry that is all there is to it,
+// or the sum that inspect() left.
+template <int32_t P>
+INLINE const float* gradient_of(const Step& s, int64_t r, Span columns, float* buffer) {
+  const Gradient& g = s.gradient;
+  const bool alone = is_alone(g, r);
+  if (known_dtype<P>(s.dtype) == kFloat32 && alone && !s.is_maximizing && s.weight_decay == 0.0f) {
+    if (g.starts) expect_entry(s, g.starts[r], columns);
+    return static_cast<const float*>(g.values) + first_entry(g, r) * s.dim;
+  }
+  if (!alone && g.sums) return g.sums + g.slots[r] * s.dim;
+  return gathered<P>(s, r, columns, buffer);
+}
+
+// Calls visit(row, next). Rows whose gradients lie one after another come from several places at
+// once: a processor runs ahead of each place that is being read, but only so far, and one alone does
+// not fill the memory's bandwidth. Others come in order, which is that of their entries.
+template <typename Visit>
+INLINE void in_streams(const Step& s, Span rows, Visit visit) {
+  const int64_t streams = s.gradient.starts ? 1 : kStreams;
+  const int64_t length = (rows.end - rows.begin + streams - 1) / streams;
+  for (int64_t at = 0; at < length; ++at)
+    for (int64_t r = rows.begin + at; r < rows.end; r += length)
+      visit(r, std::min(r + 1, rows.end - 1));
+}
