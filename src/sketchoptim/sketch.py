@@ -163,26 +163,34 @@ class Sketch:
         self.scale.fill_(scale)
         return self
 
-    def fold_(self) -> Self:
+    def fold_(self, *, start: float = 0.0) -> Self:
         """The sketch at half its width: what adding the same vectors to such a one would give.
 
         A conservative sketch keeps the larger of two neighbours, which is at least the truth.
+
+        Args:
+            start: What every reading was before anything was added, if not 0: counted once.
         """
         if self.width % 2:
             raise ValueError(f"width must be even to fold, got {self.width}")
         halves = self.table.float().unflatten(1, (-1, 2))
-        self.table = self._rounded(self._folded(halves))
+        self.table = self._rounded(self._folded(halves, start / self.scale.item()))
         return self
 
-    def merge_(self, other: Self) -> Self:
-        """The sketch of both streams: `other` must have the same size, hash words and kind."""
+    def merge_(self, other: Self, *, start: float = 0.0) -> Self:
+        """The sketch of both streams: `other` must have the same size, hash words and kind.
+
+        Args:
+            other: Is not changed.
+            start: What every reading of both was before anything was added: counted once.
+        """
         if type(other) is not type(self) or other.table.shape != self.table.shape:
             raise ValueError(f"other must be like {self!r}, got {other!r}")
         if not torch.equal(other.words, self.words.to(other.words.device)):
             raise ValueError("other must have the same hash words; build both with one seed")
         ratio = other.scale.item() / self.scale.item()
         merged = self.table.float() + other.table.to(self.table.device).float() * ratio
-        self.table.copy_(self._rounded(merged))
+        self.table.copy_(self._rounded(merged - start / self.scale.item()))
         return self
 
     # -- for moments: unchecked, in units of the caller's choice ------------------------------
@@ -262,8 +270,8 @@ class Sketch:
     def _row_offsets(self) -> Tensor:
         return torch.arange(self.depth, device=self.table.device).unsqueeze(-1) * self.width
 
-    def _folded(self, halves: Tensor) -> Tensor:
-        return halves.sum(2)
+    def _folded(self, halves: Tensor, start: float) -> Tensor:
+        return halves.sum(2) - start
 
     def _rounded(self, stored: Tensor, at: Tensor | None = None, key: int | None = None) -> Tensor:
         """As the table holds it; rows of the same `at`, under one key, are rounded alike."""
@@ -363,10 +371,10 @@ class CountMinSketch(Sketch):
         size = theory.count_min_size(epsilon=epsilon, delta=delta, items=items, dim=dim)
         return cls(size.depth, size.width, dim, **options)
 
-    def merge_(self, other: Self) -> Self:
+    def merge_(self, other: Self, *, start: float = 0.0) -> Self:
         if isinstance(other, CountMinSketch) and other.conservative != self.conservative:
             raise ValueError("other must be conservative exactly if this sketch is")
-        return super().merge_(other)
+        return super().merge_(other, start=start)
 
     def combine(self, readings: Tensor) -> Tensor:
         return readings.amin(0)
@@ -388,9 +396,9 @@ class CountMinSketch(Sketch):
         ids, values = rows.unique_sums(ids, values.float())
         self.raise_(ids, self._estimates(ids) + values)
 
-    def _folded(self, halves: Tensor) -> Tensor:
-        # The larger neighbour is still at least the truth, and tighter than the sum.
-        return halves.amax(2) if self.conservative else halves.sum(2)
+    def _folded(self, halves: Tensor, start: float) -> Tensor:
+        # The larger neighbour is at least the truth, tighter than the sum, and has the start once.
+        return halves.amax(2) if self.conservative else super()._folded(halves, start)
 
 
 def median(readings: Tensor) -> Tensor:

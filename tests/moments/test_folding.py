@@ -54,6 +54,33 @@ def test_folding_keeps_what_a_row_started_from_single(form):
         assert (estimates == 0.25).all()
 
 
+@pytest.mark.parametrize("backend", [None, *backends.LEVELS[-1:]], ids=str)
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_a_folded_table_with_a_start_keeps_its_dtype_and_training_goes_on(form, backend):
+    shape = (300, DIM)
+    parameter = nn.Parameter(start(shape))
+    storage = so.Sketched(width=64, fold_at=(2,), **form)
+    optimizer = so.Adagrad(
+        [parameter], memory=so.Memory(second=storage), initial_accumulator_value=0.1
+    )
+    with backends.stepping_by(backend):
+        trained(optimizer, parameter, sparse_stream(shape, 4))
+    assert optimizer.state[parameter]["second_table"].dtype == storage.dtype
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_merging_counts_what_a_row_started_from_once(form):
+    one, other = (
+        opened(so.Sketched(width=64, **form), rows=ROWS, dim=DIM, fill=0.25) for _ in range(2)
+    )
+    for moment in (one, other):
+        moved(moment, torch.tensor([7]), torch.full((1, DIM), 0.5), SUM)
+        moment.sketch.scale_(0.5)
+    one.sketch.merge_(other.sketch, start=0.125)
+    assert (one.estimate(torch.tensor([7])) == 2 * 0.25 + 0.125).all()
+    assert one.estimate(torch.arange(ROWS)).min() == 0.125
+
+
 def test_folding_after_cleaning_keeps_the_cleaned_start_single():
     storage = so.Sketched(width=8, fold_at=(3,), clean_every=2, clean_by=0.5)
     moment = opened(storage, fill=0.5)

@@ -72,10 +72,7 @@ class SketchedMoment(Moment):
 
     def fold_(self) -> None:
         """Halves the width; what every row started from is counted once."""
-        if self.start and not self.storage.conservative:  # whose larger neighbour has it once
-            half = self.start / self.sketch.scale.item() / 2
-            self.sketch.table = self.sketch.table.float() - half
-        self.sketch.fold_()
+        self.sketch.fold_(start=self.start)
         self.tensors["table"] = self.sketch.table
 
     def _may_fold(self) -> bool:
