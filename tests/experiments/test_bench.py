@@ -241,12 +241,10 @@ def test_the_sketch_in_torch_operations_uses_no_native_kernel(monkeypatch):
         raise AssertionError("native")
 
     monkeypatch.setattr(cpu, "NativeStep", fail)
-    supports = cpu.supports
     contestant = BY_NAME["torch-ops-lean"]
     method = contestant.build(nn.Parameter(torch.ones(50, 4)), contestant.memory)
     method.prepare(WordLaw.zipf(rows=50).coalesced(50, 4, 3, seed=0))
     method.step()
-    assert cpu.supports is supports
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,36 @@ def test_no_gradient_is_kept_after_its_step(memory):
     assert kept() is None
 
 
+def test_weights_that_are_transposed_where_they_are_are_found_there():
+    weights = []
+    for is_copied in (False, True):
+        parameter = torch.nn.Parameter(torch.zeros(6, 6))
+        optimizer = so.SGD([parameter], lr=1.0, momentum=0.0, memory="exact")
+        parameter.grad = sparse(torch.tensor([1]), torch.ones(1, 6), (6, 6))
+        optimizer.step()
+        transposed = parameter.data.t()
+        parameter.data = transposed.clone() if is_copied else transposed
+        optimizer.step()
+        weights.append(parameter.detach())
+    assert torch.equal(*weights)
+
+
+def test_state_that_is_thrown_away_is_free_after_the_next_step():
+    dropped, optimizer = fresh("lean")
+    kept = torch.nn.Parameter(torch.ones(60, 3))
+    optimizer.add_param_group({"params": [kept]})
+    stepped(dropped, optimizer, 1)
+    stepped(kept, optimizer, 1)
+    table, weight = weakref.ref(optimizer.state[dropped]["second_table"]), weakref.ref(dropped)
+    del optimizer.state[dropped]
+    optimizer.param_groups.pop(0)
+    del dropped
+    stepped(kept, optimizer, 2)
+    gc.collect()
+    assert table() is None
+    assert weight() is None
+
+
 def test_another_memory_between_steps_is_refused_as_before():
     parameter, optimizer = fresh("lean")
     stepped(parameter, optimizer, 1)

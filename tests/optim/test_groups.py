@@ -57,6 +57,18 @@ def test_an_added_group_inherits_the_default_memory_and_keeps_dense_parameters_e
     assert run.optimizer.state[layer.weight]["first_values"].shape == layer.weight.shape
 
 
+def test_a_table_that_a_dense_gradient_settled_as_exact_is_warned_of_once():
+    table = nn.Embedding(20, 4, sparse=True)
+    optimizer = so.Adam(table.parameters())
+    table.weight.grad = torch.zeros(20, 4)  # as torch.distributed.checkpoint makes state
+    optimizer.step()
+    table.weight.grad = None
+    table(torch.tensor([3, 4])).sum().backward()
+    with pytest.warns(UserWarning, match="first gradient was dense. Put it into a group"):
+        optimizer.step()
+    optimizer.step()  # where a second warning would be an error
+
+
 def stepped(optimizer: torch.optim.Optimizer, parameter: Tensor) -> Tensor:
     """The parameter after four steps on the same dense gradients."""
     generator = torch.Generator().manual_seed(4)

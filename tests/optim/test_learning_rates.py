@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import tiny_runs
 import torch
@@ -76,3 +77,40 @@ def test_a_tensor_for_a_rate_steps_like_the_number(kind):
     tensor = Run.start(Plan(kind, "paper-mv", {"lr": torch.tensor(0.25)})).train(batches(3))
     found = differences(number.bits(), tensor.bits())
     assert sorted(found) == [f"group {i}: lr" for i in range(3)]
+
+
+# -- numbers of other kinds ------------------------------------------------------------------------
+
+KINDS: dict[str, Callable[[float], Any]] = {
+    "NumPy, float32": np.float32,
+    "NumPy, float64": np.float64,
+    "a tensor": torch.tensor,
+    "a tensor with a dimension": lambda number: torch.tensor([number]),
+}
+NUMBERS: dict[str, dict[str, float]] = {
+    "Adam": {"weight_decay": 0.25, "eps": 0.5},
+    "AdamW": {"weight_decay": 0.25, "eps": 0.5},
+    "RMSprop": {"alpha": 0.5, "weight_decay": 0.25, "eps": 0.5},
+    "Adagrad": {"lr_decay": 0.5, "weight_decay": 0.25, "eps": 0.5},
+    "SGD": {"momentum": 0.75, "dampening": 0.25, "weight_decay": 0.25},
+}
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("memory", ["lean", "exact"])
+@pytest.mark.parametrize("convert", KINDS.values(), ids=KINDS)
+def test_options_may_be_numbers_of_any_kind(kind, memory, convert):
+    memory = "paper-mv" if (kind, memory) == ("SGD", "lean") else memory
+    numbers = {"lr": 0.125, **NUMBERS[kind]}
+    plain = Run.start(Plan(OPTIMIZERS[kind], memory, numbers)).train(batches(3))
+    converted = {name: convert(number) for name, number in numbers.items()}
+    other = Run.start(Plan(OPTIMIZERS[kind], memory, converted)).train(batches(3))
+    different = differences(other.bits(), plain.bits())
+    assert all(name.startswith("group ") for name in different)  # where the options themselves are
+
+
+def test_a_scheduler_may_give_numbers_of_numpy():
+    run = Run.start(PRESET_PLANS["lean"])
+    lr_scheduler.LambdaLR(run.optimizer, lambda epoch: np.float32(0.5))
+    run.train(batches(1))
+    assert run.optimizer.state[run.model.table.weight]["step"] == 1

@@ -22,6 +22,8 @@ OTHER_MEMORIES = {
     "by element": MEMORIES["linear by element, float32"],
     "of another depth": so.Memory(second=so.Sketched(depth=2)),
     "of another dtype": so.Memory(second=so.Sketched(dtype=torch.bfloat16)),
+    "of another width": so.Memory(second=so.Sketched(ratio=1 / 2, conservative=True)),
+    "that decays otherwise": so.Memory(second=so.Sketched(decay="bucket")),
 }
 
 
@@ -33,7 +35,7 @@ def test_a_step_refuses_a_memory_that_the_state_was_not_made_for(memory):
     kept = group["memory"]
     group["memory"] = memory
     try:
-        refuse_step(run, ValueError, "second moment .* must be kept as in earlier steps, got")
+        refuse_step(run, ValueError, "memory of a group must be kept as in earlier steps, .* got")
     finally:
         group["memory"] = kept
 
@@ -223,3 +225,28 @@ def test_a_step_refuses_parameters_it_cannot_move(convert, pattern, memory):
         optimizer.step()
     assert torch.equal(good, torch.ones(3, 2))
     assert not optimizer.state
+
+
+# -- which parameter it was ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("is_named", "note"), [(True, "'item.weight'"), (False, "parameter 1 of its group")]
+)
+def test_a_refused_step_says_which_parameter_it_was(is_named, note):
+    model = nn.ModuleDict({name: nn.Embedding(9, 2, sparse=True) for name in ("user", "item")})
+    optimizer = so.Adam(model.named_parameters() if is_named else model.parameters())
+    model["item"](torch.tensor([1])).sum().backward()
+    model["item"].weight.grad *= torch.nan
+    with pytest.raises(ValueError, match="must be finite") as caught:
+        optimizer.step()
+    assert note in caught.value.__notes__[0]
+
+
+def test_a_weight_that_is_not_finite_is_named_where_it_decays_into_the_gradient():
+    table = nn.Embedding(9, 2, sparse=True)
+    optimizer = so.Adam(table.parameters(), weight_decay=0.1)
+    table(torch.tensor([1])).sum().backward()
+    table.weight.data[1] = torch.inf
+    with pytest.raises(ValueError, match="the weights that decay into it, must be finite"):
+        optimizer.step()

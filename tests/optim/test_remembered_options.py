@@ -70,3 +70,16 @@ def test_another_option_reaches_the_next_step():
     step(other, other_optimizer)
     moved: list[Tensor] = [it.detach()[1] for it in (one, other)]
     assert (moved[0] < moved[1]).all()  # a larger epsilon is a smaller step
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["native", "reference"])
+def test_a_tensor_that_changes_in_place_reaches_the_next_step(dtype):
+    decay = torch.tensor(0.0)
+    parameter = torch.nn.Parameter(torch.ones(10, 3, dtype=dtype))
+    optimizer = so.SGD([parameter], lr=1.0, momentum=0.0, weight_decay=decay)
+    values = torch.zeros(1, 3, dtype=dtype)
+    parameter.grad = torch.sparse_coo_tensor([[1]], values, (10, 3), check_invariants=True)
+    optimizer.step()
+    decay.fill_(0.5)
+    optimizer.step()
+    assert (parameter[1] == 0.5).all()

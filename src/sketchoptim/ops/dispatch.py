@@ -1,6 +1,9 @@
 """Who steps a parameter: the native kernel where there is one, else the reference."""
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Protocol
 
 from torch import Tensor
@@ -37,9 +40,22 @@ class Stepper(Protocol):
         """The next step, checked; one at a time."""
 
 
+_is_reference_only = ContextVar("is_reference_only", default=False)
+
+
+@contextmanager
+def reference_only() -> Iterator[None]:
+    """Steppers made within are the reference, as where no library was built."""
+    token = _is_reference_only.set(True)
+    try:
+        yield
+    finally:
+        _is_reference_only.reset(token)
+
+
 def stepper(parameter: Tensor, gradient: Tensor, moments: Moments) -> Stepper:
     """The fastest stepper for a parameter with these moments and a gradient of this kind."""
-    if cpu.has_kernels(parameter, moments):
+    if not _is_reference_only.get() and cpu.has_kernels(parameter, moments):
         obstacle = cpu.obstacle(parameter, gradient, moments)
         if obstacle is None:
             return cpu.NativeStepper(parameter, moments)

@@ -68,10 +68,10 @@ class Adagrad(Optimizer):
 
     def _rule(self, group: Group, step: int, *, memory: Memory, is_sparse: bool) -> Rule:
         return Rule(
-            step_size=float(group["lr"]) / (1 + (step - 1) * group["lr_decay"]),
+            step_size=float(group["lr"]) / (1 + (step - 1) * float(group["lr_decay"])),
             second=Average(1.0, 1.0),
-            eps=group["eps"],
-            weight_decay=group["weight_decay"],
+            eps=float(group["eps"]),
+            weight_decay=float(group["weight_decay"]),
             maximize=group["maximize"],
             clip=memory.clip,
         )
@@ -83,8 +83,8 @@ class Adagrad(Optimizer):
             [state["second_values"] for state in states],
             [state["step"] for state in states],
             lr=group["lr"],
-            weight_decay=group["weight_decay"],
-            lr_decay=group["lr_decay"],
-            eps=group["eps"],
+            weight_decay=float(group["weight_decay"]),
+            lr_decay=float(group["lr_decay"]),
+            eps=float(group["eps"]),
             maximize=group["maximize"],
         )

@@ -90,7 +90,7 @@ class Adam(Optimizer):
             )
 
     def _rule(self, group: Group, step: int, *, memory: Memory, is_sparse: bool) -> Rule:
-        lr, decay = float(group["lr"]), group["weight_decay"]
+        lr, decay = float(group["lr"]), float(group["weight_decay"])
         beta1, beta2 = map(float, group["betas"])
         if memory.first is None:
             beta1 = 0.0
@@ -101,7 +101,7 @@ class Adam(Optimizer):
             first=None if memory.first is None else Average(beta1, 1 - beta1),
             second=Average(beta2, 1 - beta2),
             second_root=1.0 if is_sparse else root,
-            eps=group["eps"],
+            eps=float(group["eps"]),
             weight_decay=0.0 if self.is_decoupled else decay,
             shrink=1 - lr * decay if self.is_decoupled else 1.0,
             maximize=group["maximize"],
@@ -123,8 +123,8 @@ class Adam(Optimizer):
             beta1=beta1,
             beta2=beta2,
             lr=group["lr"],
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
+            weight_decay=float(group["weight_decay"]),
+            eps=float(group["eps"]),
             maximize=group["maximize"],
             decoupled_weight_decay=self.is_decoupled,
         )

@@ -53,7 +53,10 @@ class Optimizer(torch.optim.Optimizer):
         checks.check_number("weight_decay", group["weight_decay"])
         checks.check_flag("maximize", group["maximize"])
         if not isinstance(group["memory"], Memory):
-            raise TypeError(f"memory of a group must be a Memory, got {group['memory']!r}")
+            raise TypeError(
+                f"memory of a group must be a Memory, got {group['memory']!r}; "
+                "presets have names in add_param_group() and in constructors"
+            )
         if group["nonfinite"] not in ("raise", "skip"):
             raise ValueError(f'nonfinite must be "raise" or "skip", got {group["nonfinite"]!r}')
 
@@ -82,6 +85,8 @@ class Optimizer(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: Group) -> None:
         """Adds a group; where it names a `memory`, dense-gradient parameters are compressed too."""
+        if not isinstance(param_group, dict):
+            raise TypeError(f"a group must be a dict, got {type(param_group).__name__}")
         group = dict(param_group)
         group.setdefault("compress_dense", "memory" in group)
         group["memory"] = Memory.of(group.get("memory", self.defaults["memory"]))
@@ -177,10 +182,14 @@ class Optimizer(torch.optim.Optimizer):
                     self._torch_step_(group, parameters, states)
             for work in works:
                 work.run_()
+        if len(self._slots) > len(self.state):  # which the user has emptied, in part at least
+            kept = [slot for slot in self._slots.values() if slot.parameter in self.state]
+            self._slots = {id(slot.parameter): slot for slot in kept}
         # Last of all, since a warning may be an error, and a step must not stop halfway.
         for _, works in checked:
             for work in works:
                 self._warn_of_load(work)
+                self._warn_of_exactness(work)
 
     def _keep_(self, slot: Slot) -> None:
         if slot.is_new:
@@ -224,18 +233,20 @@ class Optimizer(torch.optim.Optimizer):
                 continue
             slot = self._slots.get(id(parameter))
             state = self.state.get(parameter)
-            if slot is not None and slot.options is options and slot.is_in_place(state):
-                checks.check_gradient(slot, gradient)
-            else:
-                checks.check_parameter(parameter)
-                checks.check_gradient(parameter, gradient)
-                slot = self._slot(parameter, group, options)
-            if gradient.is_sparse:
-                works.append(self._work(slot, group, gradient, is_sparse=True))
-            elif slot.memory.clip is None and slot.storages == self.storages(group, _EXACT):
-                exact.append(slot)
-            else:
-                works.append(self._work(slot, group, gradient, is_sparse=False))
+            try:
+                if slot is not None and slot.options is options and slot.is_in_place(state):
+                    checks.check_gradient(slot, gradient)
+                else:
+                    checks.check_parameter(parameter)
+                    checks.check_gradient(parameter, gradient)
+                    slot = self._slot(parameter, group, options)
+                if gradient.is_sparse or not slot.is_for_torch:
+                    works.append(self._work(slot, group, gradient))
+                else:
+                    exact.append(slot)
+            except (TypeError, ValueError) as error:
+                error.add_note(f"It is {_name_of(parameter, group)}.")
+                raise
         return exact, works
 
     def _passing(self, group: Group) -> Options:
@@ -263,22 +274,27 @@ class Optimizer(torch.optim.Optimizer):
         memory = self._memory(parameter, group)
         storages = self.storages(group, memory)
         slot, state = self._slots.get(id(parameter)), self.state.get(parameter)
+        if slot is not None and slot.is_in_place(state):
+            checks.check_memory(slot.group_memory, group["memory"])
         if slot is None or not slot.keeps(memory, storages) or not slot.is_in_place(state):
             checks.check_state(parameter, state, storages)
             slot = Slot(parameter, memory, storages, self._state_of(parameter, group, memory))
-        slot.options = options
+        slot.options, slot.group_memory = options, group["memory"]
+        slot.is_for_torch = memory.clip is None and storages == self.storages(group, _EXACT)
         return slot
 
-    def _work(self, slot: Slot, group: Group, gradient: Tensor, *, is_sparse: bool) -> Work:
+    def _work(self, slot: Slot, group: Group, gradient: Tensor) -> Work:
         number = int(slot.count.value) + 1
-        rule = self._rule(group, number, memory=slot.memory, is_sparse=is_sparse)
+        rule = self._rule(group, number, memory=slot.memory, is_sparse=gradient.is_sparse)
         step = slot.prepare(gradient, rule)
         is_refused = not (slot.is_exact or step.is_finite())
         if is_refused and group["nonfinite"] == "raise":
+            decayed = ", with the weights that decay into it," if rule.weight_decay else ""
             raise ValueError(
-                f"the gradient of the parameter of shape {list(slot.parameter.shape)} must be "
-                f"finite and within {ops.LARGEST_GRADIENT:.2g}, got NaN, inf or more; the step is "
-                'refused and nothing has changed. nonfinite="skip" skips and counts such steps'
+                f"the gradient of the parameter of shape {list(slot.parameter.shape)}{decayed} "
+                f"must be finite and within {ops.LARGEST_GRADIENT:.2g}, got NaN, inf or more; the "
+                'step is refused and nothing has changed. nonfinite="skip" skips and counts such '
+                "steps"
             )
         return Work(slot, rule, step, number, is_refused)
 
@@ -299,6 +315,20 @@ class Optimizer(torch.optim.Optimizer):
                 "or Memory(first=None)",
                 stacklevel=5,  # the caller of step(), behind the wrapper that torch puts around it
             )
+
+    def _warn_of_exactness(self, work: Work) -> None:
+        """Warns once for a table that is not compressed, since its first gradient was dense."""
+        slot, parameter = work.slot, work.slot.parameter
+        is_meant = slot.memory is slot.group_memory or slot.group_memory == slot.memory
+        if is_meant or parameter in self._warned:
+            return
+        self._warned.add(parameter)
+        warnings.warn(
+            f"the parameter of shape {list(parameter.shape)} has a sparse gradient, but is kept "
+            "exactly, because its first gradient was dense. Put it into a group that names its "
+            "memory to compress it from the beginning",
+            stacklevel=5,
+        )
 
     # -- checkpoints -------------------------------------------------------------------------
 
@@ -370,3 +400,9 @@ class Optimizer(torch.optim.Optimizer):
             for parameter, key in zip(group["params"], saved["params"], strict=True):
                 if key in loaded["state"]:
                     self.state[parameter] = checkpoint.restored(parameter, loaded["state"][key])
+
+
+def _name_of(parameter: Tensor, group: Group) -> str:
+    number = next(i for i, other in enumerate(group["params"]) if other is parameter)
+    names = group.get("param_names")
+    return f"parameter {names[number]!r}" if names else f"parameter {number} of its group"

@@ -1,6 +1,7 @@
 """What must hold of options, gradients and state before a step; errors say what to do."""
 
 import math
+from numbers import Real
 from typing import Any
 
 import torch
@@ -18,9 +19,9 @@ def check_number(name: str, value: Any, *, least: float = 0.0, below: float = ma
         return  # as nearly always: a step has ten of them to check
     if isinstance(value, Tensor) and value.numel() == 1:
         value = value.item()
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number, got {value!r}")
-    if not least <= value < below:
+    if not least <= float(value) < below:
         allowed = f">= {least:g} and finite" if below == math.inf else f"in [{least:g}, {below:g})"
         raise ValueError(f"{name} must be {allowed}, got {value}")
 
@@ -38,6 +39,15 @@ def is_fixed(value: object) -> bool:
     return isinstance(value, float | int | str | Memory)
 
 
+def check_memory(before: Memory | None, now: Memory) -> None:
+    """Raises where the memory of a group is not what its moments were kept in before."""
+    if now is not before and now != before:
+        raise ValueError(
+            f"memory of a group must be kept as in earlier steps, {before}, got {now}; "
+            "build a new optimizer to change it"
+        )
+
+
 def check_state(parameter: Tensor, state: State | None, storages: dict[Name, Storage]) -> None:
     if not state:
         return
@@ -45,9 +55,10 @@ def check_state(parameter: Tensor, state: State | None, storages: dict[Name, Sto
     remedy = "build the optimizer after the model is resized or converted"
     if state["shape"].tolist() != list(parameter.shape):
         raise ValueError(f"{name} had shape {state['shape'].tolist()} in earlier steps; {remedy}")
-    if state["step"].dtype != torch.float32:
+    step = state["step"]
+    if step.dtype != torch.float32 or not step.is_cpu:
         raise TypeError(
-            f"step of {name} must be torch.float32, got {state['step'].dtype}; "
+            f"step of {name} must be torch.float32 on the CPU, got {step.dtype} on {step.device}; "
             "fill the tensor that is there, or use load_state_dict()"
         )
     for key in ("first_values", "second_values"):

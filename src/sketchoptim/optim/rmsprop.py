@@ -61,11 +61,12 @@ class RMSprop(Optimizer):
         check_number("eps", group["eps"])
 
     def _rule(self, group: Group, step: int, *, memory: Memory, is_sparse: bool) -> Rule:
+        alpha = float(group["alpha"])
         return Rule(
             step_size=float(group["lr"]),
-            second=Average(group["alpha"], 1 - group["alpha"]),
-            eps=group["eps"],
-            weight_decay=group["weight_decay"],
+            second=Average(alpha, 1 - alpha),
+            eps=float(group["eps"]),
+            weight_decay=float(group["weight_decay"]),
             maximize=group["maximize"],
             clip=memory.clip,
         )
@@ -79,9 +80,9 @@ class RMSprop(Optimizer):
             [],
             [state["step"] for state in states],
             lr=group["lr"],
-            alpha=group["alpha"],
-            eps=group["eps"],
-            weight_decay=group["weight_decay"],
+            alpha=float(group["alpha"]),
+            eps=float(group["eps"]),
+            weight_decay=float(group["weight_decay"]),
             momentum=0.0,
             centered=False,
             maximize=group["maximize"],

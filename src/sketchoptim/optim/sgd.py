@@ -78,14 +78,14 @@ class SGD(Optimizer):
         return super().storages(group, memory) if group["momentum"] else {}
 
     def _rule(self, group: Group, step: int, *, memory: Memory, is_sparse: bool) -> Rule:
-        momentum = group["momentum"]
+        momentum = float(group["momentum"])
         has_momentum = bool(momentum) and memory.first is not None
-        weight = 1.0 if step == 1 else 1 - group["dampening"]
+        weight = 1.0 if step == 1 else 1 - float(group["dampening"])
         return Rule(
             step_size=float(group["lr"]),
             first=Average(momentum, weight) if has_momentum else None,
             nesterov=momentum if has_momentum and group["nesterov"] else None,
-            weight_decay=group["weight_decay"],
+            weight_decay=float(group["weight_decay"]),
             maximize=group["maximize"],
             clip=memory.clip,
         )
@@ -100,10 +100,10 @@ class SGD(Optimizer):
             parameters,
             [p.grad for p in parameters if p.grad is not None],
             buffers,
-            weight_decay=group["weight_decay"],
-            momentum=group["momentum"],
+            weight_decay=float(group["weight_decay"]),
+            momentum=float(group["momentum"]),
             lr=group["lr"],
-            dampening=group["dampening"],
+            dampening=float(group["dampening"]),
             nesterov=group["nesterov"],
             maximize=group["maximize"],
         )

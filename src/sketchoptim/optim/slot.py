@@ -31,12 +31,15 @@ class Slot:
         # The memory of the tensor, since torch and NumPy take long to get at it.
         self.count = ctypes.c_float.from_address(state["step"].data_ptr())
         self.shape, self.dtype, self.device = parameter.shape, parameter.dtype, parameter.device
-        self.place = _place(parameter)
+        self.place, self.is_contiguous = _place(parameter), parameter.is_contiguous()
         self.is_empty = parameter.numel() == 0
         tensors = {key: it for key, it in state.items() if isinstance(it, Tensor)}
         self.places = [(key, it, _place(it)) for key, it in tensors.items()]
         self.stepper: ops.Stepper | None = None
-        self.options: object = None  # of its group, when it was last looked at
+        # What was made of its group when that was last looked at.
+        self.options: object = None
+        self.group_memory: Memory | None = None
+        self.is_for_torch = False
         self.is_new = True
 
     def keeps(self, memory: Memory, storages: dict[Name, Storage]) -> bool:
@@ -50,6 +53,7 @@ class Slot:
             state is not self.state
             or parameter.dtype is not self.dtype
             or parameter.shape != self.shape
+            or parameter.is_contiguous() != self.is_contiguous
             or (self.place and parameter.data_ptr() != self.place)
         ):
             return False

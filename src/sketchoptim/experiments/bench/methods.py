@@ -11,14 +11,13 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
-from unittest import mock
 
 import torch
 from torch import Tensor, nn
 
 import sketchoptim as so
 
-from ...ops import cpu
+from ...ops import reference_only
 from ...storage import PRESETS, Exact, Memory, RowWise, Sketched, Storage
 from .gradients import Batch
 
@@ -60,12 +59,8 @@ class TorchOperations(OptimizerMethod):
     """Ours as it runs where no library was built: the reference, in torch operations."""
 
     def step(self) -> None:
-        with mock.patch.object(cpu, "supports", _never):
+        with reference_only():
             self.optimizer.step()
-
-
-def _never(*_: object) -> bool:
-    return False
 
 
 class FbgemmMethod:
