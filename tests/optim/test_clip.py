@@ -7,10 +7,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from step_footprint import measured, sparse_gradient
 from tiny_runs import TinyModel, batches
 from torch import Tensor, nn
 
 import sketchoptim as so
+from sketchoptim.rows import of_gradient
 
 
 def with_gradients(*, seed: int = 0, passes: int = 2, dtype: torch.dtype = torch.float32):
@@ -100,12 +102,74 @@ def test_every_precision_is_clipped(dtype):
     assert nn.utils.get_total_norm(clipped) == pytest.approx(0.01, rel=0.02)
 
 
-def test_sparse_gradients_stay_sparse_and_end_up_coalesced():
+def test_an_uncoalesced_gradient_stays_the_same_object_and_uncoalesced():
     model, _ = with_gradients()
-    assert not model.table.weight.grad.is_coalesced()
+    gradient = model.table.weight.grad
+    ids = gradient._indices().clone()
+    assert not gradient.is_coalesced()
     so.clip_grad_norm_(model.parameters(), 0.1)
-    assert model.table.weight.grad.is_sparse
+    assert model.table.weight.grad is gradient
+    assert not gradient.is_coalesced()
+    assert torch.equal(gradient._indices(), ids)
+
+
+def test_a_coalesced_gradient_stays_coalesced():
+    model, _ = with_gradients()
+    model.table.weight.grad = model.table.weight.grad.coalesce()
+    so.clip_grad_norm_(model.parameters(), 0.1)
     assert model.table.weight.grad.is_coalesced()
+
+
+def test_a_frequent_row_of_a_narrow_table_is_summed_in_float32():
+    table = nn.Embedding(10, 16, sparse=True, dtype=torch.bfloat16)
+    table(torch.full((1000,), 3)).sum().backward()
+    assert so.clip_grad_norm_(table.parameters(), 1e9) == 4000.0
+    assert table.weight.grad._values().float().sum() == 16_000.0
+    assert so.clip_grad_norm_(table.parameters(), 1000.0) == 4000.0
+    assert of_gradient(table.weight.grad).values[0, 0] == 250.0
+
+
+def test_tables_that_share_one_gradient_are_scaled_once():
+    first, second = (nn.Embedding(10, 2, sparse=True) for _ in range(2))
+    ids = torch.tensor([1, 2])
+    ((first(ids) + second(ids)) * torch.tensor([[3.0, 4.0], [0.0, 0.0]])).sum().backward()
+    shared = first.weight.grad._values()
+    assert shared.data_ptr() == second.weight.grad._values().data_ptr()
+    so.clip_grad_norm_([first.weight, second.weight], 1.0)
+    for table in (first, second):
+        expected = torch.tensor([0.6, 0.8]) / math.sqrt(2)
+        torch.testing.assert_close(table.weight.grad.to_dense()[1], expected)
+    assert torch.equal(shared[0], torch.tensor([3.0, 4.0]))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [torch.ones(1, 1).expand(4, 9), torch.ones(9, 4).t(), torch.ones(4, 18)[:, ::2]],
+    ids=["expanded", "transposed", "strided"],
+)
+def test_values_in_any_layout_are_scaled(values):
+    table = nn.Parameter(torch.zeros(10, 9))
+    table.grad = torch.sparse_coo_tensor(
+        torch.tensor([[1, 2, 3, 4]]), values, (10, 9), check_invariants=True
+    )
+    assert so.clip_grad_norm_(table, 3.0) == 6.0
+    torch.testing.assert_close(table.grad._values(), torch.full((4, 9), 0.5))
+
+
+def test_temporaries_stay_below_two_copies_of_the_touched_rows():
+    gradient = sparse_gradient(2000, is_coalesced=False)
+    table = torch.empty(gradient.shape)  # of which no page is ever written
+    table.grad = gradient
+    footprint = measured(lambda: so.clip_grad_norm_(table, 1.0))
+    assert footprint.allocated_bytes < 2 * 2000 * gradient.shape[1] * 4
+
+
+def test_a_gradient_that_is_not_sparse_in_rows_is_refused_and_nothing_changes():
+    table, other = nn.Parameter(torch.zeros(3, 2)), a_parameter()
+    table.grad = torch.ones(3, 2).to_sparse()
+    with pytest.raises(ValueError, match="sparse in rows alone"):
+        so.clip_grad_norm_([other, table], 1.0)
+    assert torch.equal(other.grad, torch.tensor([3.0, 4.0]))
 
 
 def test_a_clipped_gradient_trains():
@@ -140,12 +204,14 @@ def test_without_gradients_the_norm_is_zero(parameters):
     assert so.clip_grad_norm_(parameters, 1.0) == 0.0
 
 
-def test_an_empty_sparse_gradient_has_no_norm():
+@pytest.mark.parametrize("norm_type", [2.0, math.inf])
+def test_an_empty_sparse_gradient_has_no_norm(norm_type):
     table = nn.Parameter(torch.zeros(10, 2))
     table.grad = torch.sparse_coo_tensor(
         torch.empty(1, 0, dtype=torch.int64), torch.empty(0, 2), (10, 2), check_invariants=True
     )
-    assert so.clip_grad_norm_([table, a_parameter()], 1.0) == 5.0
+    norm = so.clip_grad_norm_([table, a_parameter()], 1.0, norm_type)
+    assert norm == (4.0 if norm_type == math.inf else 5.0)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
