@@ -33,3 +33,13 @@ def known_backend() -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "sketchoptim runs on its reference kernels")
         native.library()
+
+
+@pytest.fixture
+def without_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A machine for whose level nothing was built."""
+    monkeypatch.setattr(native, "level", lambda: "v9")
+    monkeypatch.delenv("SKETCHOPTIM_REQUIRE_NATIVE", raising=False)
+    native.library.cache_clear()
+    yield
+    native.library.cache_clear()

@@ -9,7 +9,7 @@ import sketchoptim
 
 PACKAGE = "sketchoptim"
 LAYERS = (
-    {"hashing", "theory", "pages"},
+    {"hashing", "theory", "pages", "warning"},
     {"rows"},
     {"sketch"},
     {"storage"},

@@ -34,13 +34,6 @@ def test_a_crowded_first_moment_warns_once_for_each_parameter_and_says_what_to_d
     assert message.endswith("Use a larger ratio, or Memory(first=None)")
 
 
-def test_the_warning_points_at_the_line_that_called_step():
-    memory = so.Memory(by_element(decay="paper", width=4), so.Exact())
-    with pytest.warns(UserWarning, match="active rows") as caught:
-        run_at_load(memory, active=200)
-    assert caught[0].filename == __file__
-
-
 @pytest.mark.parametrize(
     ("memory", "options"),
     [

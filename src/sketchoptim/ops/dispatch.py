@@ -1,6 +1,5 @@
 """Who steps a parameter: the native kernel where there is one, else the reference."""
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -9,6 +8,7 @@ from typing import Protocol
 from torch import Tensor
 
 from ..moments import Moments
+from ..warning import warn
 from . import cpu
 from .reference import ReferenceStepper
 from .rule import Rule
@@ -59,9 +59,8 @@ def stepper(parameter: Tensor, gradient: Tensor, moments: Moments) -> Stepper:
         obstacle = cpu.obstacle(parameter, gradient, moments)
         if obstacle is None:
             return cpu.NativeStepper(parameter, moments)
-        warnings.warn(
+        warn(
             f"the parameter of shape {list(parameter.shape)} is stepped by the reference kernels, "
-            f"which are many times slower: {obstacle}",
-            stacklevel=2,
+            f"which are many times slower: {obstacle}"
         )
     return ReferenceStepper(parameter, moments)

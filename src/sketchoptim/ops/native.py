@@ -3,11 +3,12 @@
 import ctypes
 import functools
 import os
-import warnings
 from ctypes import POINTER, c_float, c_int32, c_int64, c_uint32, c_void_p
 from pathlib import Path
 
 import torch
+
+from ..warning import warn
 
 _ABI = 6
 # From torch's name of what the machine can do to our name of what a library was built for.
@@ -133,7 +134,9 @@ def _path(name: str) -> Path:
     paths = [Path(folder) / f"libsketchoptim_{name}.so" for folder in sketchoptim.ops.__path__]
     found = [path for path in paths if path.exists()]
     if not found:
-        raise OSError(f"{paths[0].name} was not built")
+        raise OSError(
+            f"{paths[0].name} was not built; install sketchoptim where a C++ compiler is found"
+        )
     return found[0]
 
 
@@ -150,9 +153,5 @@ def library() -> ctypes.CDLL | None:
             raise ImportError(
                 f"SKETCHOPTIM_REQUIRE_NATIVE=1, but the native kernels do not load: {error}"
             ) from error
-        warnings.warn(
-            f"sketchoptim runs on its reference kernels, which are many times slower: {error}. "
-            "Install it again where a C++ compiler is found",
-            stacklevel=2,
-        )
+        warn(f"sketchoptim runs on its reference kernels, which are many times slower: {error}")
         return None

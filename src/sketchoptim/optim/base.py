@@ -4,7 +4,6 @@ import functools
 import itertools
 import math
 import operator
-import warnings
 from collections.abc import Callable
 from typing import Any, ClassVar, overload
 
@@ -20,6 +19,7 @@ from .. import moments, ops
 from ..moments import Name, Table
 from ..ops import Rule
 from ..storage import PRESETS, Memory, Sketched, Storage
+from ..warning import warn
 from . import checkpoint, checks
 from .slot import Slot, State, Work, parts
 
@@ -308,12 +308,11 @@ class Optimizer(torch.optim.Optimizer):
         limit = 2 / (1 - decay) if decay < 1 else math.inf
         if load > limit and parameter not in self._warned:
             self._warned.add(parameter)
-            warnings.warn(
+            warn(
                 f"{load:.0f} active rows a bucket a step in the first moment of the parameter of "
                 f"shape {list(parameter.shape)}: above {limit:.0f} a sketched first moment "
                 "drowns in collisions, and training may diverge. Use a larger ratio, "
-                "or Memory(first=None)",
-                stacklevel=5,  # the caller of step(), behind the wrapper that torch puts around it
+                "or Memory(first=None)"
             )
 
     def _warn_of_exactness(self, work: Work) -> None:
@@ -323,11 +322,10 @@ class Optimizer(torch.optim.Optimizer):
         if is_meant or parameter in self._warned:
             return
         self._warned.add(parameter)
-        warnings.warn(
+        warn(
             f"the parameter of shape {list(parameter.shape)} has a sparse gradient, but is kept "
             "exactly, because its first gradient was dense. Put it into a group that names its "
-            "memory to compress it from the beginning",
-            stacklevel=5,
+            "memory to compress it from the beginning"
         )
 
     # -- checkpoints -------------------------------------------------------------------------
