@@ -10,6 +10,8 @@ from torch.distributed.checkpoint import state_dict
 
 import sketchoptim as so
 
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
 
 def build() -> tuple[nn.Module, so.Adam]:
     torch.manual_seed(0)
