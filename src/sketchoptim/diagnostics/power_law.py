@@ -44,8 +44,8 @@ class Spread:
     """
 
     def __init__(self) -> None:
-        self.counts = torch.zeros(_BINS, dtype=torch.int64)
-        self.masses = torch.zeros(_BINS, dtype=torch.float64)
+        self.counts = torch.zeros(_BINS, dtype=torch.int64, device="cpu")
+        self.masses = torch.zeros(_BINS, dtype=torch.float64, device="cpu")
 
     def add_(self, magnitudes: Tensor) -> None:
         """Takes in non-negative numbers of any shape."""
@@ -80,8 +80,8 @@ def power_law_of(chunks: Iterable[tuple[Tensor, Tensor]], *, rows: int, dim: int
     """
     by_row, by_element = Spread(), Spread()
     is_by_row = False
-    top_ids = torch.zeros(0, dtype=torch.int64)
-    top_masses = torch.zeros(0)
+    top_ids = torch.zeros(0, dtype=torch.int64, device="cpu")
+    top_masses = torch.zeros(0, device="cpu")
     for ids, values in chunks:
         magnitudes = values.detach().abs().float().cpu()
         masses = magnitudes.sum(1)

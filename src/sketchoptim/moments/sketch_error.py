@@ -1,6 +1,7 @@
 """What a sketch knows of its own error, without the numbers that went into it."""
 
 import math
+import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -116,14 +117,14 @@ def occupied(sketch: Sketch, *, start: float = 0.0) -> float:
 def _phantoms(rows: int, sketch: Sketch) -> Tensor:
     """Ids beyond those of the rows; at the very end of the range where there are none."""
     first = min(rows, hashing.MAX_ID - _PHANTOMS)
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(first, hashing.MAX_ID + 1, (_PHANTOMS,), generator=generator)
+    size, generator = (_PHANTOMS,), torch.Generator().manual_seed(0)
+    ids = torch.randint(first, hashing.MAX_ID + 1, size, generator=generator, device="cpu")
     return ids.to(sketch.table.device)
 
 
 def _squared_norm(sketch: Sketch, start: float) -> float:
     """The squared length of what was written, the median over the hash rows."""
-    found = []
+    found: list[float] = []
     for hash_row in range(sketch.depth):
         sums, squares = torch.zeros(2, sketch.dim, dtype=torch.float64, device=sketch.table.device)
         for cells in _cells(sketch, hash_row):
@@ -133,7 +134,7 @@ def _squared_norm(sketch: Sketch, start: float) -> float:
         if isinstance(sketch, CountMinSketch) and not sketch.conservative:
             squares = (sketch.width * squares - sums**2) / max(sketch.width - 1, 1)
         found.append(max(squares.sum().item(), 0.0))
-    return float(torch.tensor(found, dtype=torch.float64).quantile(0.5))
+    return statistics.median(found)
 
 
 def _cells(sketch: Sketch, hash_row: int) -> Iterator[Tensor]:

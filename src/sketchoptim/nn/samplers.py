@@ -151,7 +151,7 @@ def _alias_tables(share: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     unit = 1 << (62 - classes.bit_length())
     owned = (share * classes * unit).round().long().clamp_(min=1)
     owned[owned.argmax()] += classes * unit - owned.sum()
-    kept, alias = owned.clamp(max=unit), torch.arange(classes)
+    kept, alias = owned.clamp(max=unit), torch.arange(classes, device=share.device)
     light, heavy = (owned < unit).nonzero()[:, 0], (owned >= unit).nonzero()[:, 0]
     lacking, spare = (unit - owned[light]).cumsum(0), (owned[heavy] - unit).cumsum(0)
     before = torch.cat([lacking.new_zeros(1), lacking])[:-1]

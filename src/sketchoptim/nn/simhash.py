@@ -62,7 +62,7 @@ class SimHashIndex:
     def planes(dim: int, *, bits: int, tables: int, seed: int) -> Tensor:
         """Normals of independent planes, float32 [dim, tables, bits], a function of the seed."""
         generator = torch.Generator().manual_seed(seed)
-        return torch.randn(dim, tables, bits, generator=generator)
+        return torch.randn(dim, tables, bits, generator=generator, device="cpu")
 
     @classmethod
     def build(cls, chunks: Iterable[Tensor], normals: Tensor) -> "SimHashIndex":

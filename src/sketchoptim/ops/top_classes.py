@@ -103,12 +103,13 @@ def _native(
     members, queries, buckets = tables.shape
     # A class reads one row of each table, for all queries at once.
     columns = _LANES if queries <= _LANES else _QUERIES
-    rows = torch.zeros(members, buckets, columns, dtype=torch.float32)
+    rows = torch.zeros(members, buckets, columns, dtype=torch.float32, device="cpu")
     rows[:, :, :queries] = tables.transpose(1, 2)
     words = words.contiguous()
     ids = None if isinstance(classes, int) else classes.contiguous()
     found = TopClasses(
-        torch.empty(queries, k, dtype=torch.float32), torch.empty(queries, k, dtype=torch.int64)
+        torch.empty(queries, k, dtype=torch.float32, device="cpu"),
+        torch.empty(queries, k, dtype=torch.int64, device="cpu"),
     )
     search = native.TopClasses(
         tables=rows.data_ptr(),
