@@ -1,5 +1,7 @@
 """What all moments have in common."""
 
+import pickle
+
 import backends
 import pytest
 import torch
@@ -57,6 +59,16 @@ def test_an_estimate_between_steps_is_what_a_step_that_moves_nothing_gives(name)
     for part, tensor in before.items():
         assert torch.equal(moment.tensors[part], tensor)
     torch.testing.assert_close(found, estimated(moment, ids))
+
+
+@pytest.mark.parametrize("touched", [3, 40], ids=["few rows", "all rows"])
+@pytest.mark.parametrize("name", STORAGES)
+def test_between_steps_a_moment_keeps_its_state_and_nothing_of_the_step(name, touched):
+    moment = opened(STORAGES[name])
+    before = len(pickle.dumps(moment))
+    moved(moment, torch.arange(touched), torch.ones(touched, 3), ADAM)
+    held = len(pickle.dumps(moment)) - before
+    assert held <= len(pickle.dumps({"average": moment.average}))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)

@@ -153,6 +153,7 @@ class ConservativeMoment(SketchedMoment):
             self.sketch.table.copy_(self._raised.table)
         for ids, targets in self._targets:
             self.sketch.raise_(ids, targets)
+        del self._targets, self._raised  # as large as the table, and of no use between steps
 
 
 class ItemMoment(SketchedMoment):

@@ -62,9 +62,9 @@ class TopSingularMoment(Moment):
         return estimates if self.is_signed else estimates.clamp_min_(0)
 
     def end_(self) -> None:
-        if self._fitted is None:  # no row was touched
-            return
-        self.rows.mul_(self.columns.double() @ self._fitted)
-        for ids, rows in self._moved:
-            self.rows[ids] = rows.to(self.rows.dtype)
-        self.columns.copy_(self._fitted)
+        if self._fitted is not None:  # some row was touched
+            self.rows.mul_(self.columns.double() @ self._fitted)
+            for ids, rows in self._moved:
+                self.rows[ids] = rows.to(self.rows.dtype)
+            self.columns.copy_(self._fitted)
+        del self._gram, self._fitted, self._moved  # of no use between steps
