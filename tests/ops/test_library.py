@@ -12,7 +12,7 @@ from sketchoptim import moments
 from sketchoptim.moments import Average, Table
 from sketchoptim.ops import Rule, rule_to_tensor
 from sketchoptim.ops.library import rule_from_tensor
-from sketchoptim.storage import PRESETS
+from sketchoptim.storage import PRESETS, Storage
 
 ROWS, DIM = 60, 20
 
@@ -54,6 +54,61 @@ def test_a_compiled_graph_with_the_operator_does_what_the_optimizer_does(preset:
         optimizer.step()
         train_step(ids, values, rule_to_tensor(adam_rule(step, has_first=bool(memory.first))))
         assert torch.equal(parameter, twin.detach())
+
+
+@pytest.mark.parametrize("storage", [so.Sketched(), so.Sketched(dtype=torch.bfloat16), so.Exact()])
+def test_the_operator_takes_moments_that_start_from_a_value(storage: Storage) -> None:
+    generator = torch.Generator().manual_seed(0)
+    memory = so.Memory(second=storage)
+    parameter = torch.randn(ROWS, DIM, generator=generator)
+    twin = torch.nn.Parameter(parameter.clone())
+    optimizer = so.Adagrad([twin], lr=0.1, memory=memory, initial_accumulator_value=0.5)
+    table = Table(parameter.shape, parameter.dtype, parameter.device, 0)
+    second = list(moments.create(storage, table, fill=0.5).values())
+    rule = rule_to_tensor(Rule(step_size=0.1, second=Average(1.0, 1.0), eps=1e-10))
+    for _ in range(3):
+        ids = torch.randint(ROWS, (30,), generator=generator)
+        values = torch.randn(30, DIM, generator=generator)
+        twin.grad = torch.sparse_coo_tensor(
+            ids.unsqueeze(0), values, twin.shape, check_invariants=True
+        )
+        optimizer.step()
+        torch.ops.sketchoptim.step_(
+            parameter, ids, values, [], second, rule, json.dumps(memory.to_dict())
+        )
+        assert torch.equal(parameter, twin.detach())
+
+
+def test_the_operator_refuses_moments_of_which_a_part_is_missing() -> None:
+    memory = PRESETS["lean"]
+    parameter = torch.zeros(ROWS, DIM)
+    assert memory.second is not None
+    table = Table(parameter.shape, parameter.dtype, parameter.device, 0)
+    tensors = list(moments.create(memory.second, table).values())
+    with pytest.raises(ValueError, match=r"second must be the tensors \['table', .* got 2 tensors"):
+        torch.ops.sketchoptim.step_(
+            parameter,
+            torch.tensor([3]),
+            torch.ones(1, DIM),
+            [],
+            tensors[:2],
+            rule_to_tensor(adam_rule(1, has_first=False)),
+            json.dumps(memory.to_dict()),
+        )
+
+
+def test_the_operator_lets_a_nan_through_to_exact_moments_as_the_optimizers_do() -> None:
+    parameter, second = torch.zeros(ROWS, DIM), torch.zeros(ROWS, DIM)
+    torch.ops.sketchoptim.step_(
+        parameter,
+        torch.tensor([3]),
+        torch.full((1, DIM), float("nan")),
+        [],
+        [second],
+        rule_to_tensor(adam_rule(1, has_first=False)),
+        json.dumps(so.Memory(second=so.Exact()).to_dict()),
+    )
+    assert parameter.isnan().any(1).nonzero().flatten().tolist() == [3]
 
 
 def test_the_operator_refuses_values_that_are_not_finite() -> None:

@@ -13,7 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..moments import Average, Moment, Moments, Name, Table, create, open_moment
+from ..moments import (
+    Average,
+    ExactMoment,
+    Moment,
+    Moments,
+    Name,
+    State,
+    Table,
+    create,
+    open_moment,
+)
 from ..storage import Memory, Storage
 from .dispatch import stepper
 from .rule import Rule
@@ -35,7 +45,7 @@ def rule_to_tensor(rule: Rule) -> Tensor:
     ]
     numbers = [*averages, *(getattr(rule, name) for name in (*_NUMBERS, *_FLAGS))]
     flat = [math.nan if number is None else float(number) for number in numbers]
-    return torch.tensor(flat, dtype=torch.float64)
+    return torch.tensor(flat, dtype=torch.float64, device="cpu")
 
 
 def rule_from_tensor(vector: Tensor) -> Rule:
@@ -65,22 +75,29 @@ def _step_(
     for name, tensors in given.items():
         storage = getattr(choice, name)
         if storage is not None and tensors:
-            parts = dict(zip(_part_names(storage), tensors, strict=True))
-            opened[name] = open_moment(storage, name, parts)
+            opened[name] = open_moment(storage, name, _named(name, storage, tensors))
     gradient = torch.sparse_coo_tensor(
         ids.long().unsqueeze(0), values, parameter.shape, check_invariants=False
     )
     moments = Moments(opened.get("first"), opened.get("second"))
     step = stepper(parameter, gradient, moments).prepare(gradient, rule_from_tensor(rule))
-    if opened and not step.is_finite():
+    is_exact = all(isinstance(moment, ExactMoment) for moment in opened.values())
+    if not is_exact and not step.is_finite():  # as of the optimizers
         raise ValueError("values must be finite and their squares too; the step is refused")
     step.run_()
 
 
-def _part_names(storage: Storage) -> list[str]:
-    """The order in which the operator takes a moment's tensors: that of `moments.create`."""
-    meta = torch.device("meta")
-    return list(create(storage, Table(torch.Size((1, 1)), torch.float32, meta, 0)))
+def _named(name: Name, storage: Storage, tensors: list[Tensor]) -> State:
+    """The tensors by the names of their parts: they come as `moments.create` made them."""
+    table = Table(torch.Size((1, 1)), torch.float32, torch.device("meta"), 0)
+    for fill in (0.0, 1.0):  # with a fill, there may be one more
+        parts = list(create(storage, table, fill=fill))
+        if len(parts) == len(tensors):
+            return dict(zip(parts, tensors, strict=True))
+    raise ValueError(
+        f"{name} must be the tensors {parts} of moments.create(), in this order, "
+        f"got {len(tensors)} tensors"
+    )
 
 
 _library.impl("step_", _step_, "CompositeExplicitAutograd")
