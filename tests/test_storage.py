@@ -200,7 +200,8 @@ def test_a_memory_that_does_not_exist_is_refused(choice, error, message):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"kind": "Hashed"}, "kind must be one of ['Exact', 'RowWise', 'Sketched'"),
+        ({"kind": "Hashed"}, "second.kind must be one of ['Exact', 'RowWise', 'Sketched'"),
+        ({"novel": 1}, "got ['novel']; use the version of sketchoptim that wrote them"),
         ({"dtype": "int8"}, "dtype must be one of ['float32', 'bfloat16'], got 'int8'"),
         ({"depth": 0}, "depth must be >= 1, got 0"),
     ],
@@ -210,6 +211,30 @@ def test_a_dict_that_describes_no_memory_is_refused(changed, message):
     plain["second"] |= changed
     with pytest.raises(ValueError, match=re.escape(message)):
         Memory.from_dict(plain)
+
+
+def test_a_key_that_no_memory_has_is_named_with_those_it_has():
+    plain = {**PRESETS["lean"].to_dict(), "third": None, "warmup": 3}
+    message = "no keys but ['clip', 'first', 'form', 'second'], got ['third', 'warmup']; use the"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Memory.from_dict(plain)
+
+
+@pytest.mark.parametrize("plain", ["lean", None, ["first"]])
+def test_what_is_no_dict_describes_no_memory(plain):
+    with pytest.raises(TypeError, match="memory must be a dict as to_dict"):
+        Memory.from_dict(plain)
+
+
+def test_a_storage_without_a_kind_is_refused():
+    with pytest.raises(ValueError, match=r"first.kind must be one of .*, got None"):
+        Memory.from_dict({"first": {"depth": 3}})
+
+
+def test_what_a_dict_leaves_out_is_as_in_the_constructor():
+    """So that an option added later does not part a user from an older checkpoint."""
+    assert Memory.from_dict({"second": {"kind": "Sketched"}}) == Memory(second=Sketched())
+    assert Memory.from_dict({}) == Memory()
 
 
 def test_sketched_takes_its_options_by_name_alone():

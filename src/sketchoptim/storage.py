@@ -253,9 +253,10 @@ class Memory:
 
     @classmethod
     def from_dict(cls, plain: dict[str, Any]) -> "Memory":
-        """The memory that `to_dict` described."""
-        storages = {name: _storage_from_dict(plain[name]) for name in ("first", "second")}
-        return cls(**storages, form=plain["form"], clip=plain["clip"])
+        """The memory that `to_dict` described; what is left out is as in the constructor."""
+        _check_keys("memory", cls, plain)
+        storages = {name: _storage_from_dict(name, plain.get(name)) for name in ("first", "second")}
+        return cls(**{**plain, **storages})
 
     @classmethod
     def of(cls, choice: "str | Memory") -> "Memory":
@@ -279,16 +280,31 @@ def _storage_to_dict(storage: Storage | None) -> dict[str, Any] | None:
     return plain
 
 
-def _storage_from_dict(plain: dict[str, Any] | None) -> Storage | None:
+def _storage_from_dict(name: str, plain: dict[str, Any] | None) -> Storage | None:
     if plain is None:
         return None
-    options = {name: value for name, value in plain.items() if name != "kind"}
-    _check_choice("kind", plain["kind"], tuple(_STORAGES))
+    chosen: Any = plain.get("kind") if isinstance(plain, dict) else plain
+    _check_choice(f"{name}.kind", chosen, tuple(_STORAGES))
+    kind = _STORAGES[chosen]
+    options = {key: value for key, value in plain.items() if key != "kind"}
+    _check_keys(name, kind, options)
     if "dtype" in options:
         _check_choice("dtype", options["dtype"], tuple(_DTYPES))
         options["dtype"] = _DTYPES[options["dtype"]]
-    storage: Storage = _STORAGES[plain["kind"]](**options)
+    storage: Storage = kind(**options)
     return storage
+
+
+def _check_keys(name: str, kind: type, plain: dict[str, Any]) -> None:
+    if not isinstance(plain, dict):
+        raise TypeError(f"{name} must be a dict as to_dict() gives it, got {plain!r}")
+    known = {field.name for field in dataclasses.fields(kind)}
+    unknown = sorted(plain.keys() - known)
+    if unknown:
+        raise ValueError(
+            f"{name} must have no keys but {sorted(known)}, got {unknown}; "
+            "use the version of sketchoptim that wrote them"
+        )
 
 
 def _check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:

@@ -56,6 +56,16 @@ def test_the_count_of_skipped_steps_is_saved():
 # -- loading ---------------------------------------------------------------------------------------
 
 
+def test_a_checkpoint_from_before_an_option_was_added_is_loaded():
+    run = Run.start(PRESET_PLANS["lean"]).train(batches(2))
+    (saved,) = reloaded(run.optimizer.state_dict())
+    for group in saved["param_groups"]:
+        del group["memory"]["clip"], group["memory"]["second"]["fold_when"]
+    before = run.bits()
+    run.optimizer.load_state_dict(saved)
+    assert differences(run.bits(), before) == []
+
+
 @tiny_runs.each(PRESET_PLANS)
 def test_loaded_state_shares_no_memory_with_the_dict_or_another_optimizer(plan):
     source = Run.start(plan).train(batches(SAVED_AFTER))

@@ -75,7 +75,8 @@ def test_a_checkpoint_of_torch_optim_is_refused(name):
     theirs = getattr(torch.optim, name)(groups, lr=0.1)
     twin.backward(batches(1)[0])
     theirs.step()
-    refuse(run, theirs.state_dict(), r"lacks the options \[.*'memory'.*another kind of optimizer")
+    pattern = r"lacks the options \[.*'memory'.*another kind of optimizer; .*from_torch\(\) makes"
+    refuse(run, theirs.state_dict(), pattern)
 
 
 def test_another_number_of_groups_is_refused():
@@ -146,6 +147,21 @@ def test_options_in_a_checkpoint_are_checked_as_a_group_is(option, value, error)
     saved = run.optimizer.state_dict()
     saved["param_groups"][1][option] = value
     refuse(run, saved, f"group 1 of the checkpoint: {option}", error)
+
+
+@pytest.mark.parametrize(
+    ("memory", "pattern", "error"),
+    [
+        ({"second": {"kind": "Sketched", "novel": 1}}, r"got \['novel'\]; use the", ValueError),
+        ("lean", "memory must be a dict", TypeError),
+    ],
+    ids=["of a later version", "a name"],
+)
+def test_a_memory_that_cannot_be_read_is_refused_with_its_group(memory, pattern, error):
+    run = Run.start(adam()).train(batches(2))
+    saved = run.optimizer.state_dict()
+    saved["param_groups"][1]["memory"] = memory
+    refuse(run, saved, f"group 1 of the checkpoint: .*{pattern}", error)
 
 
 def test_a_refused_load_leaves_no_hook_behind():

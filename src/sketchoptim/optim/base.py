@@ -378,16 +378,17 @@ class Optimizer(torch.optim.Optimizer):
             # torch.optim adds a flag of its own to the defaults of a copied or loaded optimizer.
             expected = set(self.defaults).difference(_REFUSED_FLAGS)
             checkpoint.check_options(f"group {number}", expected, set(saved))
-            checkpoint.check_plan(f"group {number}", group, saved)
             try:
-                self._check_options({**self.defaults, **saved, "memory": group["memory"]})
+                memory = Memory.from_dict(saved["memory"])
+                self._check_options({**self.defaults, **saved, "memory": memory})
             except (TypeError, ValueError) as error:
                 raise type(error)(f"group {number} of the checkpoint: {error}") from None
+            checkpoint.check_plan(f"group {number}", group, {**saved, "memory": memory})
             for parameter, key in zip(group["params"], saved["params"], strict=False):
                 state = loaded["state"].get(key)
                 if state:
-                    memory = group["memory"] if state.get("is_compressed") else _EXACT
-                    storages = self.storages({**self.defaults, **saved}, memory)
+                    in_force = memory if state.get("is_compressed") else _EXACT
+                    storages = self.storages({**self.defaults, **saved}, in_force)
                     checkpoint.check_state(
                         f"parameter {key}", storages, self._table(parameter), state
                     )

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .. import moments, pages
 from ..moments import Name, Table
-from ..storage import Memory, Sketched, Storage
+from ..storage import Sketched, Storage
 
 
 def check_options(where: str, expected: set[str], saved: set[str]) -> None:
@@ -15,19 +15,17 @@ def check_options(where: str, expected: set[str], saved: set[str]) -> None:
     missing = sorted(expected - saved)
     if missing:
         raise ValueError(
-            f"{where} of the checkpoint lacks the options {missing}: "
-            "it was saved by another kind of optimizer"
+            f"{where} of the checkpoint lacks the options {missing}: it was saved by another kind "
+            "of optimizer; load it into one of that kind. from_torch() makes one of torch.optim's "
+            "ours, with its state"
         )
 
 
 def check_plan(where: str, group: dict[str, Any], saved: dict[str, Any]) -> None:
     """Raises, naming each difference, unless the saved group stores its moments as this one."""
-    ours = _flat({**group["memory"].to_dict(), "compress_dense": group["compress_dense"]})
-    theirs = _flat(
-        {
-            **Memory.from_dict(saved["memory"]).to_dict(),
-            "compress_dense": saved.get("compress_dense"),
-        }
+    ours, theirs = (
+        _flat({**it["memory"].to_dict(), "compress_dense": it.get("compress_dense")})
+        for it in (group, saved)
     )
     differences = [
         f"{key} is {ours.get(key)} here and {theirs.get(key)} in the checkpoint"

@@ -196,11 +196,8 @@ def _contestant(name: str, table: Any, *, where: str) -> Contestant:
 def _memory(table: Any, *, where: str) -> Memory:
     """A memory from a preset's name or from its storages, each a table with a `kind`."""
     try:
-        if isinstance(table, str):
-            return Memory.of(table)
-        plain = {"form": "moments", "clip": None, "first": None, "second": None, **table}
-        return Memory.from_dict(plain)
-    except (KeyError, TypeError, ValueError) as error:
+        return Memory.of(table) if isinstance(table, str) else Memory.from_dict(table)
+    except (TypeError, ValueError) as error:
         raise ValueError(f"{where}: {error}") from None
 
 
