@@ -212,6 +212,23 @@ def test_an_ensemble_comes_back_from_its_file(options, tmp_path):
         assert torch.equal(found, expected)
 
 
+def test_a_state_dict_of_another_seed_is_refused_and_changes_nothing():
+    mach, state = ensemble(seed=5), ensemble(seed=4).state_dict()
+    before = {name: value.clone() for name, value in mach.state_dict().items()}
+    with pytest.raises(ValueError, match="member 0 must have the hash of seed = 5, got the state"):
+        nn.ModuleDict({"output": mach}).load_state_dict(
+            {f"output.{name}": value for name, value in state.items()}
+        )
+    for name, value in mach.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+def test_a_state_dict_of_the_same_seed_brings_weights_and_predictions():
+    mach, loaded = trained(ensemble(), "lean"), ensemble()
+    loaded.load_state_dict(mach.state_dict())
+    assert torch.equal(loaded.top_k(bags(), 5).scores, mach.top_k(bags(), 5).scores)
+
+
 # Ranking
 
 

@@ -85,8 +85,6 @@ class MACH(nn.Module):
     Case Study of Amazon Search with 50M Products.
     """
 
-    words: Tensor
-
     def __init__(
         self,
         body: Callable[[], nn.Module],
@@ -105,15 +103,17 @@ class MACH(nn.Module):
         self.dim, self.classes, self.buckets, self.seed = dim, classes, buckets, seed
         self.members, self.shared, self.multi_label = tuple(numbers), shared, multi_label
         words = hashing.seeded(seed, _PARAMETER, max(numbers) + 1)[numbers]
-        self.register_buffer("words", words, persistent=False)
         self.bodies, self.heads = nn.ModuleDict(), nn.ModuleDict()
         with torch.random.fork_rng(devices=[]):  # leaves the caller's random numbers alone
             # the hash of classes takes two words of four: another one is free to be a seed
-            for number, drawn in zip(numbers, words[:, 2].tolist(), strict=True):
-                torch.manual_seed(drawn)
+            for number, its_words in zip(numbers, words, strict=True):
+                torch.manual_seed(int(its_words[2]))
                 if not shared or not self.bodies:
                     self.bodies[_SHARED if shared else str(number)] = body()
-                self.heads[str(number)] = nn.Linear(dim, buckets)
+                head = self.heads[str(number)] = nn.Linear(dim, buckets)
+                # in state_dict(): weights mean nothing without the hash that they were trained by
+                head.register_buffer("words", its_words.clone())
+        self.register_load_state_dict_pre_hook(_check_hashes)  # type: ignore[no-untyped-call]
 
     def extra_repr(self) -> str:
         """Sizes, for printing."""
@@ -121,6 +121,11 @@ class MACH(nn.Module):
             f"{self.dim}, {self.classes}, {self.buckets}, members={list(self.members)}, "
             f"shared={self.shared}, multi_label={self.multi_label}, seed={self.seed}"
         )
+
+    @property
+    def words(self) -> Tensor:
+        """The hash words of the members, int64 [members, 4] (`sketchoptim.hashing`)."""
+        return torch.stack([head.get_buffer("words") for head in self.heads.values()])
 
     def buckets_of(self, classes: Tensor) -> Tensor:
         """The bucket of each class in each member, int64 [members, ...]."""
@@ -314,6 +319,18 @@ def _check_sizes(dim: int, classes: int, buckets: int, members: list[int]) -> No
         )
     if not members or min(members) < 0 or len(set(members)) != len(members):
         raise ValueError(f"members must be distinct numbers >= 0, at least one, got {members}")
+
+
+def _check_hashes(mach: MACH, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Raises before anything is loaded where the weights were trained with other hashes."""
+    for number, words in zip(mach.members, mach.words, strict=True):
+        saved = state.get(f"{prefix}heads.{number}.words", words)
+        if not torch.equal(saved.to(words.device), words):
+            raise ValueError(
+                f"member {number} must have the hash of seed = {mach.seed}, got the state of a "
+                "MACH of another seed; construct it with that seed, or read a file of MACH.save() "
+                "by MACH.load()"
+            )
 
 
 def _merged(saved: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Tensor]]:
