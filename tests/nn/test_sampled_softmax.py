@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sketchoptim as so
-from sketchoptim.nn import LogUniformSampler, SampledSoftmax
+from sketchoptim.nn import LogUniformSampler, LSHSoftmax, SampledSoftmax
 from sketchoptim.nn import sampled_loss as sampled_loss_module
 
 # -- training --------------------------------------------------------------------------------------
@@ -208,6 +208,14 @@ def test_bad_labels_get_a_clear_error(labels, error, message, method):
 def test_bad_construction_gets_a_clear_error(arguments, message):
     with pytest.raises(ValueError, match=message):
         SampledSoftmax(**{"dim": 8, "classes": 40, "samples": 20, **arguments})
+
+
+@pytest.mark.parametrize("make", [SampledSoftmax, LSHSoftmax])
+def test_a_weight_that_would_not_be_trained_is_refused(make):
+    embedding = nn.Embedding(100, 8, sparse=True)
+    options = {"samples": 4} if make is SampledSoftmax else {}
+    with pytest.raises(TypeError, match=r"weight must be an nn.Parameter, got Tensor.*pass embed"):
+        make(8, 100, weight=embedding.weight.data, **options)
 
 
 def test_bad_options_get_a_clear_error(problem):

@@ -32,6 +32,11 @@ class OutputTable(nn.Module):
     ) -> None:
         super().__init__()
         check_positive(dim=dim, classes=classes)
+        if weight is not None and not isinstance(weight, nn.Parameter):
+            raise TypeError(
+                f"weight must be an nn.Parameter, got {type(weight).__name__}, which would not be "
+                "trained; pass embedding.weight itself, or nn.Parameter(weight)"
+            )
         if weight is not None and tuple(weight.shape) != (classes, dim):
             raise ValueError(
                 f"weight must have shape ({classes}, {dim}), got {tuple(weight.shape)}; "
