@@ -103,6 +103,13 @@ def test_before_the_first_gradient_there_is_no_state():
     assert report.ratio == 0.0
 
 
+def test_a_table_that_is_frozen_after_training_keeps_its_state_as_exact_storage_would():
+    run = Run.start(PRESET_PLANS["lean"]).train(batches(3))
+    before = so.memory_report(run.optimizer)
+    run.model.requires_grad_(False)
+    assert so.memory_report(run.optimizer) == before
+
+
 def test_asking_makes_no_state():
     run = Run.start(PRESET_PLANS["lean"])
     so.memory_report(run.optimizer)

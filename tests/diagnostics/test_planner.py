@@ -53,6 +53,20 @@ def test_predicted_bytes_are_those_that_training_measures(kind, granularity, bud
     assert plan.state_bytes <= plan.budget_bytes
 
 
+def test_frozen_parameters_take_nothing_in_a_plan_as_in_training():
+    model = Small()
+    model.words.requires_grad_(False)
+    plan = so.plan(model, 1.0)
+    groups = plan.param_groups(model)
+    grouped = [name for group in groups for name, _ in group["params"]]
+    assert sorted(grouped) == ["dense.bias", "dense.weight", "users.weight"]
+    optimizer = so.Adam([*groups, {"params": [("words.weight", model.words.weight)]}])
+    model.train_(optimizer)
+    report = so.memory_report(optimizer)
+    assert (plan.state_bytes, plan.exact_bytes) == (report.state_bytes, report.exact_bytes)
+    assert so.plan(optimizer, 1.0).exact_bytes == plan.exact_bytes
+
+
 @pytest.mark.parametrize("first", [so.Exact(), so.Sketched(granularity="element")])
 def test_a_first_moment_is_kept_where_it_is_asked_for(first):
     model = Small()

@@ -20,7 +20,7 @@ class ParameterMemory:
     moment_bytes: dict[str, int]
     """By moment: "first", "second"; a dropped moment takes nothing."""
     exact_bytes: int
-    """What the algorithm's moments would take in the parameter's shape and dtype."""
+    """What the algorithm's moments would take in the parameter's shape and dtype; 0 if frozen."""
 
     @property
     def state_bytes(self) -> int:
@@ -78,7 +78,8 @@ def memory_report(optimizer: Optimizer) -> MemoryReport:
             )
             for moment in optimizer.moment_names
         }
-        exact_moments = len(optimizer.storages(group, PRESETS["exact"]))
+        has_state = bool(state) or parameter.requires_grad
+        exact_moments = len(optimizer.storages(group, PRESETS["exact"])) if has_state else 0
         found.append(
             ParameterMemory(
                 name=name,

@@ -73,9 +73,10 @@ class Plan(MemoryReport):
     def param_groups(self, model: nn.Module) -> list[dict[str, Any]]:
         """Groups of named parameters to build the optimizer with, one for each memory.
 
-        Parameters with dense gradients come first, in a group that names no memory.
+        Parameters with dense gradients come first, in a group that names no memory. Frozen ones are
+        left out.
         """
-        named = dict(model.named_parameters())
+        named = {name: p for name, p in model.named_parameters() if p.requires_grad}
         planned = {parameter.name: parameter for parameter in self.parameters}
         if differing := sorted(named.keys() ^ planned.keys()):
             raise ValueError(f"the model must have the plan's parameters, but for {differing}")

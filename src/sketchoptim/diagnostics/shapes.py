@@ -54,7 +54,7 @@ def parameter_shapes(source: Source, tables: Iterable[str] | None = None) -> lis
 
     Which of them are tables is told by `tables`, their names; where that is None, by the model's
     layers, by the gradients that the optimizer's parameters have, by the file, or by the shape: in
-    a list, all with two dimensions or more.
+    a list, all with two dimensions or more. Frozen parameters never get state, and are left out.
     """
     if isinstance(source, str | Path):
         found = list(_of_file(Path(source)))
@@ -71,7 +71,7 @@ def parameter_shapes(source: Source, tables: Iterable[str] | None = None) -> lis
     if len(set(names)) != len(names):
         raise ValueError(f"names must be distinct, got {sorted(names)}")
     if not names:
-        raise ValueError("there must be at least one parameter, got none")
+        raise ValueError("there must be at least one parameter that is trained, got none")
     if tables is None:
         _check_told(source)
         return found
@@ -98,11 +98,14 @@ def _of_model(model: nn.Module) -> Iterator[ParameterShape]:
         if getattr(module, "sparse", False) is True:
             sparse.update(p for p in module.parameters(recurse=False) if p.dim() > 1)
     for name, parameter in model.named_parameters():
-        yield _of_tensor(name, parameter, parameter in sparse)
+        if parameter.requires_grad:
+            yield _of_tensor(name, parameter, parameter in sparse)
 
 
 def _of_optimizer(optimizer: torch.optim.Optimizer) -> Iterator[ParameterShape]:
     for name, parameter, group in named_parameters(optimizer):
+        if not parameter.requires_grad:
+            continue
         is_sparse = parameter.grad is not None and parameter.grad.is_sparse
         is_table = is_sparse or bool(group.get("compress_dense"))
         yield _of_tensor(name, parameter, is_table or isinstance(optimizer, torch.optim.SparseAdam))
