@@ -43,8 +43,28 @@ def test_a_memory_of_a_plan_serves_a_group_of_ones_own(plan):
 
 
 def test_a_model_with_other_parameters_is_refused(plan):
-    with pytest.raises(ValueError, match=r"must have the plan's parameters, but for \['0.bias'"):
+    lists = r"missing in the model: \['output.bias', 'table.weight'\], not in the plan: \['0.bias'"
+    with pytest.raises(ValueError, match=f"{lists}, '0.weight'.; pass the model that was planned"):
         plan.param_groups(nn.Sequential(nn.Linear(3, 4)))
+
+
+WRAPPERS = {
+    "compiled": torch.compile,
+    "parallel": nn.DataParallel,
+    "compiled in parallel": lambda model: nn.DataParallel(torch.compile(model)),
+    "parallel, compiled": lambda model: torch.compile(nn.DataParallel(model)),
+    "compiled inside": lambda model: nn.ModuleDict(
+        {"table": model["table"], "output": torch.compile(model["output"])}
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script")
+@pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
+def test_a_wrapped_model_has_the_plan_and_the_groups_of_the_model(plan, wrap):
+    model = tied()
+    assert plan.param_groups(wrap(model)) == plan.param_groups(model)
+    assert so.plan(wrap(model), "26KB") == plan
 
 
 def test_a_model_with_other_shapes_is_refused(plan):

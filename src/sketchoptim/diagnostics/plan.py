@@ -11,6 +11,7 @@ from torch import nn
 from ..storage import Memory, Sketched, Storage
 from .memory_report import MemoryReport, ParameterMemory
 from .prediction import PredictedError
+from .shapes import trained_parameters
 from .text_table import text_table
 
 _LEGEND = """\
@@ -76,10 +77,14 @@ class Plan(MemoryReport):
         Parameters with dense gradients come first, in a group that names no memory. Frozen ones are
         left out.
         """
-        named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        named = trained_parameters(model)
         planned = {parameter.name: parameter for parameter in self.parameters}
-        if differing := sorted(named.keys() ^ planned.keys()):
-            raise ValueError(f"the model must have the plan's parameters, but for {differing}")
+        if named.keys() != planned.keys():
+            raise ValueError(
+                "the model must have the plan's parameters, but for those that are frozen; missing "
+                f"in the model: {sorted(planned.keys() - named.keys())}, not in the plan: "
+                f"{sorted(named.keys() - planned.keys())}; pass the model that was planned"
+            )
         for name, parameter in named.items():
             if tuple(parameter.shape) != planned[name].shape:
                 raise ValueError(

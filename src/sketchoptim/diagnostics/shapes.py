@@ -17,6 +17,7 @@ from .frequencies import RowFrequencies
 
 Source = nn.Module | torch.optim.Optimizer | str | Path | Iterable[tuple[str, Iterable[int]]]
 
+_WRAPPERS = (nn.parallel.DistributedDataParallel, nn.DataParallel)
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -97,9 +98,23 @@ def _of_model(model: nn.Module) -> Iterator[ParameterShape]:
         # as nn.Embedding, nn.EmbeddingBag and the layers of sketchoptim.nn say it of their tables
         if getattr(module, "sparse", False) is True:
             sparse.update(p for p in module.parameters(recurse=False) if p.dim() > 1)
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            yield _of_tensor(name, parameter, parameter in sparse)
+    for name, parameter in trained_parameters(model).items():
+        yield _of_tensor(name, parameter, parameter in sparse)
+
+
+def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters of a model but for frozen ones, by name.
+
+    Names are those of the model itself, whether or not `torch.compile` or `DistributedDataParallel`
+    is around it.
+    """
+    while isinstance(bare := getattr(model, "_orig_mod", model), _WRAPPERS):
+        model = bare.module
+    return {
+        name.replace("_orig_mod.", ""): parameter
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
 
 
 def _of_optimizer(optimizer: torch.optim.Optimizer) -> Iterator[ParameterShape]:
