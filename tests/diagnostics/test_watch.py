@@ -66,6 +66,14 @@ def test_steps_count_on_from_those_taken_before():
     assert {step for *_, step in lines} == {4}
 
 
+def test_a_look_at_the_state_of_an_untouched_parameter_is_no_step():
+    run, lines = Run.start(PRESET_PLANS["lean"]), Lines()
+    assert not run.optimizer.state[run.optimizer.param_groups[0]["params"][0]]
+    watch(run.optimizer, lines, every=1)
+    run.train(batches(1))
+    assert {step for *_, step in lines} == {1}
+
+
 def test_numbers_go_to_tensorboard(tmp_path):
     run = Run.start(PRESET_PLANS["lean"])
     with SummaryWriter(tmp_path) as writer:

@@ -50,7 +50,9 @@ def watch(optimizer: Optimizer, log: Log | ScalarWriter, *, every: int = 500) ->
     write: Any = getattr(log, "add_scalar", log)
     if not callable(write):
         raise TypeError(f"log must be callable or have add_scalar, got {log!r}")
-    step = max((int(state["step"]) for state in optimizer.state.values()), default=0)
+    # a look at optimizer.state[parameter] leaves an empty state behind
+    taken = (int(state["step"]) for state in optimizer.state.values() if state)
+    step = max(taken, default=0)
     last: Diagnosis | None = None
 
     def after_step(optimizer: Any, *_: object) -> None:
