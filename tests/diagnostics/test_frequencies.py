@@ -61,6 +61,13 @@ def test_ids_count_as_their_counts():
     assert RowFrequencies.of_ids(ids, rows=5) == expected
 
 
+@pytest.mark.parametrize("form", [list, np.array, lambda numbers: torch.tensor(numbers).float()])
+def test_counts_and_ids_may_be_lists_and_arrays(form):
+    expected = RowFrequencies.of_counts(torch.tensor([1, 2, 0, 3, 0]))
+    assert RowFrequencies.of_counts(form([1, 2, 0, 3, 0])) == expected
+    assert RowFrequencies.of_ids([[3, 3, 1], [3, 0, 1]], rows=5) == expected
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

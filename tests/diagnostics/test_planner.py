@@ -281,6 +281,8 @@ def test_the_same_request_gives_the_same_plan():
         (0.5, 500_000),
         ("5%", 50_000),
         (1.0, 10**6),
+        (np.int64(12), 12),
+        (np.float32(0.5), 500_000),
     ],
 )
 def test_a_budget_is_bytes_or_a_share_of_exact_state(budget, expected):

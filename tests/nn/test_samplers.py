@@ -3,6 +3,7 @@ import itertools
 import math
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -121,6 +122,12 @@ def test_the_alias_table_is_drawn_from_as_it_is_corrected_with(given_counts):
 def test_counts_may_have_any_dtype(dtype):
     found = UnigramSampler(torch.tensor([1, 2, 5], dtype=dtype)).probability(torch.arange(3))
     assert found.tolist() == [0.125, 0.25, 0.625]
+
+
+@pytest.mark.parametrize("counts", [[1, 2, 5], (0.1, 0.2, 0.5), np.array([1, 2, 5])])
+def test_counts_may_be_lists_and_arrays(counts):
+    found = UnigramSampler(counts).probability(torch.arange(3))
+    assert found.tolist() == pytest.approx([0.125, 0.25, 0.625])
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda s: pickle.loads(pickle.dumps(s))])

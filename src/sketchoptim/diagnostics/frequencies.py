@@ -4,9 +4,10 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
+
+Numbers = Tensor | ArrayLike
 
 # Ranks of a class are within 10 % of one another, so that a billion rows make 200 classes.
 _GROWTH = 1.1
@@ -73,7 +74,7 @@ class RowFrequencies:
         return cls._of_mass(sizes, mass)
 
     @classmethod
-    def of_counts(cls, counts: Tensor | NDArray[np.generic]) -> "RowFrequencies":
+    def of_counts(cls, counts: Numbers) -> "RowFrequencies":
         """Frequencies as measured: ``counts[n]`` says how often each row was touched."""
         numbers = _numpy(counts).astype(np.float64)
         if numbers.ndim != 1 or not numbers.size:
@@ -90,7 +91,7 @@ class RowFrequencies:
         return cls._of_mass(sizes, mass)
 
     @classmethod
-    def of_ids(cls, ids: Tensor | NDArray[np.generic], *, rows: int) -> "RowFrequencies":
+    def of_ids(cls, ids: Numbers, *, rows: int) -> "RowFrequencies":
         """Frequencies in a sample of ids, such as a corpus, of a table with so many rows."""
         numbers = _numpy(ids).ravel()
         if not np.issubdtype(numbers.dtype, np.integer) or not numbers.size:
@@ -119,5 +120,5 @@ def _slope(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
     return float(spread @ y / (spread @ spread)) if spread.any() else 0.0
 
 
-def _numpy(numbers: Tensor | NDArray[np.generic]) -> NDArray[np.generic]:
-    return numbers.detach().cpu().numpy() if isinstance(numbers, torch.Tensor) else numbers
+def _numpy(numbers: Numbers) -> NDArray[np.generic]:
+    return np.asarray(numbers.detach().cpu() if isinstance(numbers, Tensor) else numbers)

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any, Literal
 
 import numpy as np
@@ -128,15 +129,15 @@ def budget_bytes(budget: int | float | str, exact_bytes: int) -> int:
                 f"the unit of a budget must be one of {list(_UNITS)}, got {match[2]!r}"
             )
         return int(float(number) * units[match[2].lower()])
-    if isinstance(budget, bool) or not isinstance(budget, int | float):
+    if isinstance(budget, bool) or not isinstance(budget, Real):  # NumPy's numbers are Real too
         raise TypeError(f"budget must be bytes, a share or a string, got {budget!r}")
-    if isinstance(budget, float):
+    if not isinstance(budget, Integral):
         if not 0 < budget <= 1:
             raise ValueError(f"a float budget is a share of exact state, in (0, 1], got {budget}")
-        return int(budget * exact_bytes)
+        return int(float(budget) * exact_bytes)
     if budget < 0:
         raise ValueError(f"budget must be >= 0 bytes, got {budget}")
-    return budget
+    return int(budget)
 
 
 @dataclass(frozen=True)

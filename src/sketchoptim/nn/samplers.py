@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -82,7 +83,8 @@ class UnigramSampler:
     `tests/nn/test_samplers.py::test_the_alias_table_is_drawn_from_as_it_is_corrected_with`.
 
     Args:
-        counts: [classes], finite and above zero; counts ** 0.75 is a usual choice for words.
+        counts: [classes], a tensor, an array or a list, finite and above zero; counts ** 0.75 is a
+            usual choice for words.
 
     Example:
         >>> sampler = UnigramSampler(torch.tensor([1, 2, 5]))
@@ -94,10 +96,10 @@ class UnigramSampler:
     given distribution.
     """
 
-    def __init__(self, counts: Tensor) -> None:
-        if counts.dim() != 1 or counts.numel() < 1:
-            raise ValueError(f"counts must have shape (classes,), got {tuple(counts.shape)}")
-        weights = counts.detach().to("cpu", torch.float64)
+    def __init__(self, counts: Tensor | npt.ArrayLike) -> None:
+        weights = torch.as_tensor(counts, dtype=torch.float64, device="cpu").detach()
+        if weights.dim() != 1 or weights.numel() < 1:
+            raise ValueError(f"counts must have shape (classes,), got {tuple(weights.shape)}")
         if not (weights.isfinite().all() and (weights > 0).all()):
             raise ValueError(
                 f"counts must be finite and > 0, got values from {weights.min().item()} to "
