@@ -91,10 +91,15 @@ def test_the_printed_plan_explains_every_parameter():
     assert "v by row, 3 x " in words
     assert "rows a bucket" in words
     assert "one a row" in users
-    assert "no collisions" in users
+    assert "no collisions, decays when touched" in users
     assert "dense gradients" in bias
     assert "of 3,000 allowed" in total
     assert "|estimate - v| / |v|" in lines[5] + lines[6]
+
+
+def test_a_sum_in_an_array_is_not_said_to_decay():
+    users = str(so.plan([("users", (50, 8))], 1.0, optimizer="Adagrad")).splitlines()[1]
+    assert "no collisions  " in users
 
 
 @pytest.mark.parametrize(

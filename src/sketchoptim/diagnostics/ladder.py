@@ -180,7 +180,9 @@ class Ladder:
         if memory.second is None:
             return "no second moment"
         if not isinstance(memory.second, Sketched):
-            return "no collisions"
+            # as SparseAdam's state, and unlike a sketch, which decays as a whole in each step
+            forgets = self.workload is not None and self.workload.decay < 1
+            return f"no collisions{', decays when touched' if forgets else ''}"
         rows, width = self.parameter.shape[0], memory.second.width or 1
         is_default = width == self.offer.default_width(rows)
         return f"{rows / width:,.0f} rows a bucket{', the default' if is_default else ''}"

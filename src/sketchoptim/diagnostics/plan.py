@@ -15,8 +15,9 @@ from .shapes import trained_parameters
 from .text_table import text_table
 
 _LEGEND = """\
-Zipf: the exponent of row frequencies. Error: of the second moment v, over the rows that a step
-touches, |estimate - v| / |v|; row: the median of (estimate - v) / v, where rare rows weigh most.
+Zipf: the exponent of row frequencies. Error: what collisions add to the second moment v of the rows
+that a step touches, |estimate - v| / |v|; row: the median of (estimate - v) / v, where rare rows
+weigh most.
 Tables wider than the default, which finest="array" offers, have trained no better."""
 
 

@@ -54,7 +54,9 @@ def plan(
     A smaller error of v is not a better model by itself. Collisions shorten the steps of rare rows,
     so each plan wants a learning rate of its own, and wherever it was measured, tables wider than
     the default, up to arrays without collisions, trained no better (`docs/results.md`). So what a
-    budget has beyond that is left, unless `finest` asks for it.
+    budget has beyond that is left, unless `finest` asks for it. An array decays a row only when it
+    is touched, as SparseAdam does, where a sketch decays as a whole in each step: that changes how
+    far rare rows step as well, and is no part of the error.
 
     Args:
         model_or_shapes: A model, also on the meta device; an optimizer; (name, shape) pairs; or a
