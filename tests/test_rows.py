@@ -127,6 +127,16 @@ def test_a_coalesced_gradient_is_not_copied(row_shape, dtype):
     assert not found.is_dense
 
 
+@pytest.mark.parametrize("ids", [[3, 3, 1], [20, 8, 3], [3, 3, 8]])
+def test_a_gradient_that_is_coalesced_by_its_flag_alone_is_summed_all_the_same(ids):
+    values = randn(3, 2)
+    found = rows.of_gradient(sparse(ids, values)._coalesced_(True))
+    expected = rows.of_gradient(sparse(ids, values))
+    assert torch.equal(found.ids, expected.ids)
+    assert torch.equal(found.values, expected.values)
+    assert found.ids.tolist() == sorted(set(ids))
+
+
 @every_row_shape
 @pytest.mark.parametrize("is_coalesced", [True, False])
 def test_a_sparse_gradient_without_entries_has_no_rows(row_shape, is_coalesced):

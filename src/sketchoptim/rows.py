@@ -67,13 +67,14 @@ def arithmetic_dtype(dtype: torch.dtype) -> torch.dtype:
 def of_gradient(gradient: Tensor) -> Rows:
     """The unique rows of a dense or sparse COO gradient; the gradient itself stays as it is.
 
-    Duplicates in an uncoalesced gradient are summed in float32 at least, in their order.
+    Duplicates are summed in float32 at least, in their order. Ids that ascend strictly, as those
+    of a coalesced gradient do, have none: looked at, since the flag of a gradient may be wrong.
     """
     if not gradient.is_sparse:
         values = gradient if gradient.dim() > 0 else gradient.reshape(1)
         return Rows(None, values)
     ids, values = gradient._indices()[0], gradient._values()
-    if gradient.is_coalesced():
+    if (ids[1:] > ids[:-1]).all():
         return Rows(ids, values)
     return Rows(*unique_sums(ids, values))
 

@@ -15,8 +15,9 @@ from torch import Tensor
 from . import hashing, rows, theory
 
 _TABLE_DTYPES = (torch.float32, torch.bfloat16)
-# The lazily applied scale stays within these: float32 tables neither under- nor overflow.
-_SMALLEST_SCALE, _LARGEST_SCALE = 2.0**-24, 2.0**24
+# The lazily applied scale stays within these: float32 tables neither under- nor overflow, and an
+# estimate, being no larger than what is stored, does not either.
+_SMALLEST_SCALE, _LARGEST_SCALE = 2.0**-24, 1.0
 # Leaves room in float32 for dividing by the smallest scale and for sums of 2^24 such values.
 _LARGEST_VALUE = 2.0**80
 # Ids a public call handles at once, so that adding a million rows needs no million-row temporary.
@@ -145,10 +146,11 @@ class Sketch:
         return self._estimates(self._checked_ids(ids))
 
     def scale_(self, factor: float) -> Self:
-        """The sketch with every estimate multiplied by `factor`, in constant time.
+        """The sketch with every estimate multiplied by `factor`; to decay takes constant time.
 
-        Once in thousands of calls the scale is folded into the table as a power of two, which
-        rounds nothing. A factor that would make the table overflow is refused.
+        A scale below 2^-24, after thousands of calls, or above 1 is folded into the table as a
+        power of two, which rounds nothing. A factor that would make an estimate overflow is refused
+        (`tests/test_sketch_scale.py::test_an_estimate_stays_finite_whatever_factors_are_taken`).
         """
         if not math.isfinite(factor) or (factor < 0 and not self.is_signed):
             allowed = "finite" if self.is_signed else "finite and >= 0"
