@@ -28,6 +28,13 @@ BAD_SKETCHES = [
         ValueError,
         "dtype must be torch.float32 or torch.bfloat16, got torch.int64",
     ),
+    (lambda: so.CountSketch(*ANY, seed=1.5), TypeError, "seed must be an int, got 1.5"),
+    (lambda: so.CountMinSketch(*ANY, seed=None), TypeError, "seed must be an int, got None"),
+    (
+        lambda: so.CountMinSketch(*ANY, conservative="no"),
+        TypeError,
+        "conservative must be True or False, got 'no'",
+    ),
 ]
 
 BAD_ERRORS = [
@@ -62,6 +69,9 @@ BAD_CALLS = [
         "ids must be between 0 and 2**32 - 1, got 4294967294 to 4294967296",
     ),
     ("add_", (IDS.to("meta"), VALUES), ValueError, "ids must be on cpu, got meta"),
+    ("add_", ([1], [[1.0, 2.0]]), TypeError, "ids must be a tensor, got [1]; use torch.tensor()"),
+    ("add_", (IDS, [[1.0, 2.0]]), TypeError, "values must be a tensor, got [[1.0, 2.0]]; use"),
+    ("query", ([1],), TypeError, "ids must be a tensor, got [1]; use torch.tensor()"),
     ("add_", (IDS, VALUES[:2]), ValueError, "values must have shape [3, 2], got [2, 2]"),
     ("add_", (IDS, VALUES[:, :1]), ValueError, "values must have shape [3, 2], got [3, 1]"),
     ("add_", (IDS, VALUES[:, 0]), ValueError, "values must have shape [3, 2], got [3]"),
@@ -153,7 +163,8 @@ def test_merging_a_plain_with_a_conservative_count_min_is_refused(is_conservativ
 
 @pytest.mark.parametrize("kind", [so.CountSketch, so.CountMinSketch])
 def test_folding_an_odd_width_is_refused(kind):
-    check_refusal(kind(3, 7, 2), "fold_", (), ValueError, "width must be even to fold, got 7")
+    message = "width must be even to fold, got 7; build it with an even width"
+    check_refusal(kind(3, 7, 2), "fold_", (), ValueError, message)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -31,7 +31,11 @@ BAD_SKETCHED = [
     ({"width": 0}, ValueError, "width must be >= 1, got 0"),
     ({"width": 8.0}, TypeError, "width must be an int, got 8.0"),
     ({"width": True}, TypeError, "width must be an int, got True"),
-    ({"width": 2**31 + 1}, ValueError, "width must be <= 2**31, got 2147483649"),
+    (
+        {"width": 2**31 + 1},
+        ValueError,
+        "width must be <= 2**31, got 2147483649; use a larger depth",
+    ),
     ({"depth": 0}, ValueError, "depth must be >= 1, got 0"),
     ({"depth": 2.5}, TypeError, "depth must be an int, got 2.5"),
     ({"conservative": "no"}, TypeError, "conservative must be True or False, got 'no'"),

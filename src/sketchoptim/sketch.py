@@ -69,6 +69,8 @@ class Sketch:
             raise ValueError(f"width must be <= 2**31, got {width}; use a larger depth instead")
         if dtype not in _TABLE_DTYPES:
             raise ValueError(f"dtype must be torch.float32 or torch.bfloat16, got {dtype}")
+        if not isinstance(seed, int):
+            raise TypeError(f"seed must be an int, got {seed!r}")
         table = torch.zeros(depth, width, dim, dtype=dtype, device=device)
         self._bind(
             table=table,
@@ -124,6 +126,7 @@ class Sketch:
         shares its buckets.
         """
         ids = self._checked_ids(ids)
+        _check_tensor("values", values)
         if values.shape != (ids.numel(), self.dim):
             expected = f"[{ids.numel()}, {self.dim}]"
             raise ValueError(f"values must have shape {expected}, got {list(values.shape)}")
@@ -174,7 +177,9 @@ class Sketch:
             start: What every reading was before anything was added, if not 0: counted once.
         """
         if self.width % 2:
-            raise ValueError(f"width must be even to fold, got {self.width}")
+            raise ValueError(
+                f"width must be even to fold, got {self.width}; build it with an even width"
+            )
         halves = self.table.float().unflatten(1, (-1, 2))
         self.table = self._rounded(self._folded(halves, start / self.scale.item()))
         return self
@@ -288,6 +293,7 @@ class Sketch:
         return _round_stochastically(stored, position, key, self.table.dtype)
 
     def _checked_ids(self, ids: Tensor) -> Tensor:
+        _check_tensor("ids", ids)
         if ids.dtype not in (torch.int64, torch.int32) or ids.dim() != 1:
             raise TypeError(f"ids must be int64 of shape [k], got {ids.dtype} {list(ids.shape)}")
         if ids.device != self.table.device:
@@ -356,6 +362,8 @@ class CountMinSketch(Sketch):
     def __init__(
         self, depth: int, width: int, dim: int, *, conservative: bool = False, **options: Any
     ) -> None:
+        if not isinstance(conservative, bool):
+            raise TypeError(f"conservative must be True or False, got {conservative!r}")
         super().__init__(depth, width, dim, **options)
         self.conservative = conservative
 
@@ -421,6 +429,11 @@ def _round_stochastically(x: Tensor, position: Tensor, key: int, dtype: torch.dt
         noise = (noise ^ ((noise >> shift) & (2 ** (64 - shift) - 1))) * factor
     bits = x.contiguous().view(torch.int32) + ((noise >> 40) & 0xFFFF).int()
     return (bits & -0x10000).view(torch.float32).to(dtype)
+
+
+def _check_tensor(name: str, value: object) -> None:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {value!r}; use torch.tensor()")
 
 
 def _parts(ids: Tensor) -> Iterator[slice]:

@@ -107,7 +107,9 @@ class Sketched:
         if self.width is not None:
             _check_whole("width", self.width)
             if self.width > hashing.MAX_WIDTH:
-                raise ValueError(f"width must be <= 2**31, got {self.width}")
+                raise ValueError(
+                    f"width must be <= 2**31, got {self.width}; use a larger depth instead"
+                )
         _check_whole("depth", self.depth)
         if not isinstance(self.conservative, bool):
             raise TypeError(f"conservative must be True or False, got {self.conservative!r}")
