@@ -14,12 +14,12 @@ from torch import Tensor
 
 from . import hashing, rows, theory
 
-_TABLE_DTYPES = (torch.float32, torch.bfloat16)
+TABLE_DTYPES = (torch.float32, torch.bfloat16)
 # The lazily applied scale stays within these: float32 tables neither under- nor overflow, and an
 # estimate, being no larger than what is stored, does not either.
 _SMALLEST_SCALE, _LARGEST_SCALE = 2.0**-24, 1.0
-# Leaves room in float32 for dividing by the smallest scale and for sums of 2^24 such values.
-_LARGEST_VALUE = 2.0**80
+# Leaves room in float32 for dividing by the smallest scale and for sums of 2^23 such values.
+LARGEST_VALUE = 2.0**80
 # Ids a public call handles at once, so that adding a million rows needs no million-row temporary.
 _IDS_AT_ONCE = 1 << 14
 
@@ -67,7 +67,7 @@ class Sketch:
                 raise ValueError(f"{name} must be >= 1, got {value}; see for_error() for a size")
         if width > hashing.MAX_WIDTH:
             raise ValueError(f"width must be <= 2**31, got {width}; use a larger depth instead")
-        if dtype not in _TABLE_DTYPES:
+        if dtype not in TABLE_DTYPES:
             raise ValueError(f"dtype must be torch.float32 or torch.bfloat16, got {dtype}")
         if not isinstance(seed, int):
             raise TypeError(f"seed must be an int, got {seed!r}")
@@ -135,7 +135,7 @@ class Sketch:
         if values.is_complex():
             raise TypeError(f"values must be real, got {values.dtype}")
         low, high = (x.item() for x in torch.aminmax(values)) if values.numel() else (0, 0)
-        if not -_LARGEST_VALUE <= low <= high <= _LARGEST_VALUE:  # as a NaN is not
+        if not -LARGEST_VALUE <= low <= high <= LARGEST_VALUE:  # as a NaN is not
             raise ValueError(
                 "values must be finite and within 2**80, got NaN, inf or more; nothing was added"
             )

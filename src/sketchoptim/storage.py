@@ -13,12 +13,13 @@ from typing import Any, Literal
 import torch
 
 from . import hashing
+from .sketch import TABLE_DTYPES
 
 Form = Literal["moments", "ratio"]
 Granularity = Literal["row", "element"]
 Decay = Literal["linear", "paper", "bucket"]
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in TABLE_DTYPES}
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from ..rows import Rows
 Name = Literal["first", "second"]
 State = dict[str, Tensor]
 
-# torch shares a sum to a single number out between threads from 2^15 elements on.
-_SUMMED_AT_ONCE = 1 << 14
+# torch shares a sum out between threads from 2^15 elements on, and its bits then depend on them.
+SUMMED_AT_ONCE = 1 << 14
 
 
 class Average(NamedTuple):
@@ -110,5 +110,5 @@ class Moments(NamedTuple):
 
 def row_sums(values: Tensor) -> Tensor:
     """The sums ``[k, 1]`` over ``values[k, dim]``, the same bits for any number of threads."""
-    parts = [part.sum(1, keepdim=True) for part in values.split(_SUMMED_AT_ONCE, 1)]
+    parts = [part.sum(1, keepdim=True) for part in values.split(SUMMED_AT_ONCE, 1)]
     return parts[0] if len(parts) == 1 else torch.cat(parts, 1).sum(1, keepdim=True)

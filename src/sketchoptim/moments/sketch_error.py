@@ -10,11 +10,10 @@ from torch import Tensor
 
 from .. import hashing
 from ..sketch import CountMinSketch, Sketch
+from .moment import SUMMED_AT_ONCE
 
 # Rows that are asked for although nobody wrote them: enough for an error to within some percent.
 _PHANTOMS = 2048
-# torch shares a sum out between threads from 2^15 elements on, and its bits then depend on them.
-_SUMMED_AT_ONCE = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ def estimate_error(sketch: Sketch, rows: int, *, start: float = 0.0) -> SketchEr
         raise ValueError(f"rows must be between 1 and 2**32, got {rows}")
     squares = [
         (sketch.estimate(ids).double() - start).square().sum()
-        for ids in _phantoms(rows, sketch).split(max(1, _SUMMED_AT_ONCE // sketch.dim))
+        for ids in _phantoms(rows, sketch).split(max(1, SUMMED_AT_ONCE // sketch.dim))
     ]
     mean_square = torch.stack(squares).sum().item() / _PHANTOMS
     return SketchError(
@@ -140,5 +139,5 @@ def _squared_norm(sketch: Sketch, start: float) -> float:
 def _cells(sketch: Sketch, hash_row: int) -> Iterator[Tensor]:
     """The readings of a hash row's buckets, float64 ``[some, dim]``, a few at a time."""
     scale = sketch.scale.item()
-    for part in sketch.table[hash_row].split(max(1, _SUMMED_AT_ONCE // sketch.dim)):
+    for part in sketch.table[hash_row].split(max(1, SUMMED_AT_ONCE // sketch.dim)):
         yield part.double() * scale

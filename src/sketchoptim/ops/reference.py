@@ -1,16 +1,18 @@
 """The step in plain torch operations: the definition of correct, and the fallback."""
 
+import math
+
 import torch
 from torch import Tensor
 
 from ..moments import LinearMoment, Moment, Moments
 from ..rows import Chunk, of_gradient
-from ..sketch import median
+from ..sketch import LARGEST_VALUE, median
 from .rule import Rule
 
-# Squares up to here leave room in float32, which is what tables are made of: for 2^48 of them in
-# a sum (a row's mean, a bucket, a factor of rank one), or for 2^24 under the smallest lazy scale.
-LARGEST_GRADIENT = 2.0**40
+# Its square is the largest value that a sketch takes, which leaves room in float32 for 2^48 of them
+# in any sum (a row's mean, a factor of rank one).
+LARGEST_GRADIENT = math.sqrt(LARGEST_VALUE)
 
 
 class ReferenceStepper:
@@ -53,7 +55,7 @@ class ReferenceStep:
     def run_(self) -> None:
         """Moves the moments and the touched rows of the parameter."""
         rule, (first, second) = self.rule, self.moments
-        for moment, average in zip(self.moments, rule.averages, strict=True):
+        for moment, average in zip(self.moments, (rule.first, rule.second), strict=True):
             if moment is not None and average is not None:
                 moment.begin_(average, self.touched)
         if any(moment is not None and moment.gathers for moment in (first, second)):

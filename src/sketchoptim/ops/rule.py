@@ -42,11 +42,6 @@ class Rule(NamedTuple):
     clip: float | None = None
     is_ratio: bool = False
 
-    @property
-    def averages(self) -> tuple[Average | None, Average | None]:
-        """How the first and the second moment move."""
-        return self.first, self.second
-
     def direction(self, gradient: Tensor, first: Tensor | None, second: Tensor | None) -> Tensor:
         """Where the row goes, element by element; moments may have leading dimensions more."""
         numerator = gradient if first is None else first

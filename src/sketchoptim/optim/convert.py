@@ -10,6 +10,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from .. import moments
 from ..moments import Moment, Name
 from ..rows import of_gradient
+from ..sketch import LARGEST_VALUE
 from ..storage import PRESETS, Memory, Sketched
 from .adagrad import Adagrad
 from .adam import Adam, AdamW
@@ -35,8 +36,6 @@ _TAKE_NO_SPARSE = (torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop)
 _DROPPED_OPTIONS = {"foreach", "fused", "amsgrad", "centered", "capturable", "differentiable"}
 _REFUSED_OPTIONS = ("amsgrad", "centered", "capturable", "differentiable")
 _OUR_OPTIONS = {"memory", "compress_dense", "nonfinite"}
-# What a sketch can hold with room to add: the square of the largest gradient that a step takes.
-_LARGEST = 2.0**80
 
 
 @torch.no_grad()
@@ -277,13 +276,13 @@ def _load_(moment: Moment, name: Name, values: Tensor, start: float) -> None:
         )
     rows = of_gradient(values)
     if not isinstance(moment, moments.ExactMoment):
-        least = 0.0 if name == "second" else -_LARGEST
+        least = 0.0 if name == "second" else -LARGEST_VALUE
         for chunk in rows.chunks():
             low, high = torch.aminmax(chunk.gradient)
-            if not (low >= least and high <= _LARGEST):  # as a NaN is not
+            if not (low >= least and high <= LARGEST_VALUE):  # as a NaN is not
                 raise ValueError(
                     f"the {name} moment of the parameter of shape {list(values.shape)} must be "
-                    f"between {least:.2g} and {_LARGEST:.2g}, got {low:.2g} to {high:.2g}"
+                    f"between {least:.2g} and {LARGEST_VALUE:.2g}, got {low:.2g} to {high:.2g}"
                 )
     moment.load_(rows, start=start)
 
