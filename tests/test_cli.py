@@ -9,26 +9,40 @@ from typer.testing import CliRunner
 
 import sketchoptim as so
 from sketchoptim.cli import build_app
+from sketchoptim.experiments.checkpoints import read_json
+
+LEAN_RUN = Path("runs") / "lean-0.1-0.003-seed0"
 
 
-@pytest.fixture
-def sources(tmp_path):
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
     """A folder of small Python files."""
+    folder = tmp_path_factory.mktemp("sources")
     for number in range(40):
         lines = "".join(f"name{number % 7} = call(argument{line})\n" for line in range(20))
-        (tmp_path / f"file{number:02}.py").write_text(lines, encoding="utf-8")
-    return tmp_path
+        (folder / f"file{number:02}.py").write_text(lines, encoding="utf-8")
+    return folder
 
 
-def test_demo_prints_both_methods_side_by_side(sources, tmp_path_factory):
+@pytest.fixture(scope="module")
+def demo(sources, tmp_path_factory):
+    """What a demo printed, and its folder, in which there were another run and an old one."""
     output = tmp_path_factory.mktemp("demo")
+    for run, file in (("runs/mine", "events.out"), (LEAN_RUN, "result.json")):
+        (output / run).mkdir(parents=True)
+        (output / run / file).write_text("precious", encoding="utf-8")
     result = CliRunner().invoke(
         build_app(),
         ["demo", "--steps", "3", "--sources", str(sources), "--output", str(output)],
         env={"COLUMNS": "160"},
     )
     assert result.exit_code == 0, result.output
-    rows = [re.split(r"\s{2,}", line.strip()) for line in result.stdout.splitlines()]
+    return result.stdout, output
+
+
+def test_demo_prints_both_methods_side_by_side(demo):
+    printed, output = demo
+    rows = [re.split(r"\s{2,}", line.strip()) for line in printed.splitlines()]
     exact, lean = (
         next(row for row in rows if row[0] == title and len(row) > 5)
         for title in ("exact Adam", "lean (default)")
@@ -38,6 +52,12 @@ def test_demo_prints_both_methods_side_by_side(sources, tmp_path_factory):
     assert float(lean[1]) > 1
     assert lean[3].split()[1] in {"B", "KB"}
     assert "exact Adam" in (output / "report.html").read_text(encoding="utf-8")
+
+
+def test_demo_replaces_its_own_runs_and_no_others(demo):
+    _, output = demo
+    assert (output / "runs" / "mine" / "events.out").read_text(encoding="utf-8") == "precious"
+    assert read_json(output / LEAN_RUN / "result.json")["steps"] == 3
 
 
 @pytest.mark.parametrize(

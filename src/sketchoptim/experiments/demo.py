@@ -5,12 +5,13 @@ sketchoptim demo
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
-from .recipes import load_recipe
+from .recipes import Contestant, load_recipe
 from .report import comparison_table, write_report
-from .reproduce import Reproduction, launched_train, reproduce
+from .reproduce import Reproduction, launched_train, reproduce, run_folder
 
 
 def run_demo(
@@ -32,23 +33,29 @@ def run_demo(
         f"{corpus.train.numel():,} words of Python source, {len(corpus.vocabulary):,} distinct; "
         f"{steps or setting.train.steps:,} steps a method"
     )
-    shutil.rmtree(output / "runs", ignore_errors=True)  # a demo is to be seen, not remembered
     output.mkdir(parents=True, exist_ok=True)
+    launch = launched_train(
+        "demo",
+        setting,
+        "small",
+        steps=steps,
+        data=sources,
+        threads=threads,
+        output=output,
+        console=console,
+    )
+
+    def launched_anew(contestant: Contestant, *rates_and_seed: Any) -> dict[str, Any]:
+        # a demo is to be seen, not remembered
+        shutil.rmtree(run_folder(output, contestant, *rates_and_seed), ignore_errors=True)
+        return launch(contestant, *rates_and_seed)
+
     made = reproduce(
         recipe,
         "small",
         seeds=[seed],
         command=command,
-        launch=launched_train(
-            "demo",
-            setting,
-            "small",
-            steps=steps,
-            data=sources,
-            threads=threads,
-            output=output,
-            console=console,
-        ),
+        launch=launched_anew,
         output=output,
         console=console,
     )

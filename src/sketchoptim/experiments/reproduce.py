@@ -184,8 +184,7 @@ def launched_train(
         contestant: Contestant, table_lr: float, body_lr: float, seed: int
     ) -> dict[str, Any]:
         method = contestant.method
-        name = f"{method.name}-{table_lr:g}-{body_lr:g}-seed{seed}"
-        folder = output / "runs" / name
+        folder = run_folder(output, contestant, table_lr, body_lr, seed)
         settings = run_settings(
             setting,
             method,
@@ -206,7 +205,14 @@ def launched_train(
         found = "diverged" if "diverged" in result else "trained"
         if result["valid"] is not None:
             found = f"{result['valid']:.1f}"
-        console.print(f"{name}: {found}", style="dim")
+        console.print(f"{folder.name}: {found}", style="dim")
         return result
 
     return launch
+
+
+def run_folder(
+    output: Path, contestant: Contestant, table_lr: float, body_lr: float, seed: int
+) -> Path:
+    """Where `launched_train` has a run."""
+    return output / "runs" / f"{contestant.method.name}-{table_lr:g}-{body_lr:g}-seed{seed}"
