@@ -42,7 +42,7 @@ REFUSED = {
     ),
     "another storage": (
         Plan(so.Adam, "rank-one"),
-        r"second\.kind is Sketched here and RankOne in the checkpoint",
+        r"checkpoint's: second\.kind is Sketched here and RankOne in the checkpoint\. Build",
     ),
     "AdamW": (Plan(so.AdamW, adam().memory), "decoupled_weight_decay must be False .* see AdamW"),
     "RMSprop": (Plan(so.RMSprop, adam().memory), r"lacks the options \['betas'.*another kind"),

@@ -8,6 +8,7 @@ from typing import IO, Any
 
 import torch
 
+from ..optim.checkpoint import differences
 from .train import Training
 
 
@@ -31,12 +32,15 @@ def load_checkpoint(path: Path, training: Training, *, about: dict[str, Any]) ->
 def check_same(path: Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:
     """Raises, naming what differs, where a file was made by other settings."""
     wanted = json.loads(json.dumps(wanted))  # tuples become lists, as in the file
-    for key in found.keys() | wanted.keys():
-        if found.get(key) != wanted.get(key):
-            raise MismatchError(
-                f"{path} was made with {key} = {found.get(key)!r}, now it is {wanted.get(key)!r}; "
-                "name another output folder, or remove this one"
-            )
+    different = [
+        f"{name} = {there!r}, now {here!r}"
+        for name, (there, here) in differences(found, wanted).items()
+    ]
+    if different:
+        raise MismatchError(
+            f"{path} was made with {'; '.join(different)}; "
+            "name another output folder, or remove this one"
+        )
 
 
 def replace_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:

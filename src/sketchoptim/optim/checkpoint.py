@@ -24,17 +24,16 @@ def check_options(where: str, expected: set[str], saved: set[str]) -> None:
 def check_plan(where: str, group: dict[str, Any], saved: dict[str, Any]) -> None:
     """Raises, naming each difference, unless the saved group stores its moments as this one."""
     ours, theirs = (
-        _flat({**it["memory"].to_dict(), "compress_dense": it.get("compress_dense")})
+        {**it["memory"].to_dict(), "compress_dense": it.get("compress_dense")}
         for it in (group, saved)
     )
-    differences = [
-        f"{key} is {ours.get(key)} here and {theirs.get(key)} in the checkpoint"
-        for key in sorted(ours.keys() | theirs.keys())
-        if ours.get(key) != theirs.get(key)
+    found = [
+        f"{key} is {here} here and {there} in the checkpoint"
+        for key, (here, there) in differences(ours, theirs).items()
     ]
-    if differences:
+    if found:
         raise ValueError(
-            f"the memory of {where} differs from the checkpoint's: {'; '.join(differences)}. "
+            f"the memory of {where} differs from the checkpoint's: {'; '.join(found)}. "
             "Build the optimizer with the checkpoint's memory to load it"
         )
 
@@ -90,11 +89,25 @@ def _fits(storage: Storage, part: str, expected: torch.Size, found: torch.Size) 
     return tuple(found) in {(depth, allowed, dim) for allowed in storage.widths(width)}
 
 
-def _flat(plain: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in plain.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
+def differences(
+    one: dict[str, Any], other: dict[str, Any], prefix: str = ""
+) -> dict[str, tuple[Any, Any]]:
+    """Both values of what differs in two nested dicts, by dotted name; of another kind, that alone.
+
+    Example:
+        >>> differences({"lr": 1, "second": {"depth": 3}}, {"lr": 1, "second": {"depth": 2}})
+        {'second.depth': (3, 2)}
+    """
+    found: dict[str, tuple[Any, Any]] = {}
+    for key in sorted(one.keys() | other.keys()):
+        left, right = one.get(key), other.get(key)
+        kinds = tuple(
+            value.get("kind") if isinstance(value, dict) else None for value in (left, right)
+        )
+        if kinds[0] != kinds[1]:
+            found[f"{prefix}{key}.kind"] = kinds[0], kinds[1]
+        elif isinstance(left, dict) and isinstance(right, dict):
+            found |= differences(left, right, f"{prefix}{key}.")
+        elif left != right:
+            found[f"{prefix}{key}"] = left, right
+    return found
