@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -139,7 +140,7 @@ def test_a_checkpoint_of_other_settings_is_refused_with_what_differs(setting, tm
     training = Training(setting.task(), setting.train)
     next(training.steps())
     save_checkpoint(tmp_path / "checkpoint.pt", training, about={"seed": 1})
-    with pytest.raises(MismatchError, match=r"was made with seed = 1, now it is 2; name another"):
+    with pytest.raises(MismatchError, match=r"was made with seed = 1, now 2; name another"):
         load_checkpoint(tmp_path / "checkpoint.pt", training, about={"seed": 2})
 
 
@@ -157,8 +158,38 @@ def test_a_finished_run_is_not_repeated(setting, tmp_path):
 def test_a_folder_with_another_run_is_refused(setting, tmp_path):
     console = Console(quiet=True)
     run_in(tmp_path, setting, setting.train, console=console)
-    with pytest.raises(MismatchError, match="was made with train = "):
+    with pytest.raises(MismatchError, match=r"was made with train\.seed = 0, now 1; name"):
         run_in(tmp_path, setting, replace(setting.train, seed=1), console=console)
+
+
+def test_the_result_of_other_data_is_refused(setting, folder, tmp_path):
+    other = tmp_path / "text.txt"
+    other.write_text((folder / "text.txt").read_text().replace("36", "35"), encoding="utf-8")
+    console, run = Console(quiet=True), tmp_path / "run"
+    run_in(run, setting, setting.train, console=console)
+    with pytest.raises(MismatchError, match=r"result.json was made with data.sha256 = '\w+', now"):
+        run_in(run, setting, setting.train, data=other, console=console)
+
+
+def test_a_run_on_other_data_is_not_gone_on_with(setting, folder, tmp_path):
+    other = tmp_path / "text.txt"
+    other.write_text((folder / "text.txt").read_text().replace("36", "35"), encoding="utf-8")
+    console, run = Console(quiet=True), tmp_path / "run"
+    run_in(run, setting, setting.train, console=console)
+    about = read_json(run / "result.json")["about"]
+    (run / "result.json").unlink()
+    save_checkpoint(run / "checkpoint.pt", Training(setting.task(), setting.train), about=about)
+    with pytest.raises(MismatchError, match=r"checkpoint.pt was made with data.sha256 = '\w+'"):
+        run_in(run, setting, setting.train, data=other, console=console)
+
+
+def test_the_same_data_at_another_place_is_the_same(setting, folder, tmp_path):
+    moved = tmp_path / "moved.txt"
+    shutil.copy(folder / "text.txt", moved)
+    console = Console(quiet=True)
+    first = run_in(tmp_path / "run", setting, setting.train, console=console)
+    again = run_in(tmp_path / "run", setting, setting.train, data=moved, console=console)
+    assert again["valid"] == first["valid"]
 
 
 def test_the_log_is_in_tensorboard_as_well(setting, tmp_path):

@@ -1,5 +1,6 @@
 """The data of a recipe: where it is looked for, how it is read, and how to get it."""
 
+import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,9 @@ from .corpora import (
     read_wikitext,
     segment,
     segments,
+    source_files,
     token_vectors,
+    token_vectors_file,
 )
 
 __all__ = [
@@ -95,6 +98,24 @@ class DataSettings:
         if self.kind == "counts":
             return draw_text(found, words=self.words)
         return read_text(found, min_count=self.min_count, held_out=self.held_out)
+
+    def sha256(self, path: Path | None = None) -> str:
+        """A name for what is in the files that would be read, wherever they are."""
+        whole = hashlib.sha256()
+        for file in self._files(path):
+            with file.open("rb") as stream:
+                whole.update(hashlib.file_digest(stream, "sha256").digest())
+        return whole.hexdigest()
+
+    def _files(self, path: Path | None) -> list[Path]:
+        if self.kind == "python":
+            return source_files(path)
+        if self.kind == "token-vectors":
+            return [token_vectors_file()]
+        found = find_data(self, path)
+        if found.is_dir():
+            return sorted(file for file in found.rglob("*") if file.is_file())
+        return [found]
 
 
 def find_data(settings: DataSettings, path: Path | None = None) -> Path:

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from .checkpoints import write_json
 from .recipes import Contestant, Recipe, Setting, Size, SweepSettings
-from .runs import finished, run_settings
+from .runs import about_run, finished, run_settings
 from .settings import TrainSettings
 from .sweep import best_rate, tune
 
@@ -179,6 +179,7 @@ def launched_train(
     options += ["--threads", str(threads), "--device", device]
     options += ["--data", str(data)] if data is not None else []
     options += ["--steps", str(steps)] if steps is not None else []
+    sha256 = setting.data.sha256(data)
 
     def launch(
         contestant: Contestant, table_lr: float, body_lr: float, seed: int
@@ -194,13 +195,14 @@ def launched_train(
             steps=steps,
             device=device,
         )
-        result = finished(folder, setting, settings)
+        about = about_run(setting, settings, data_sha256=sha256)
+        result = finished(folder, about)
         if result is None:
             rates = ["--table-lr", repr(table_lr), "--body-lr", repr(body_lr)]
             command = [sys.executable, "-m", "sketchoptim", "train", recipe, *options, *rates]
             command += ["--method", method.name, "--seed", str(seed), "--output", str(folder)]
             subprocess.run(command, check=True)
-            result = finished(folder, setting, settings)
+            result = finished(folder, about)
             assert result is not None
         found = "diverged" if "diverged" in result else "trained"
         if result["valid"] is not None:

@@ -64,13 +64,13 @@ def run_in(
     console: Console,
 ) -> dict[str, Any]:
     """The result of training by `settings`: from `result.json` if that is there, else trained."""
-    done = finished(folder, setting, settings)
+    about = about_run(setting, settings, data_sha256=setting.data.sha256(data))
+    done = finished(folder, about)
     if done is not None:
         return done
     training = Training(setting.task(data), settings)
     folder.mkdir(parents=True, exist_ok=True)
     checkpoint = folder / "checkpoint.pt"
-    about = _about(setting, settings)
     if checkpoint.exists():
         load_checkpoint(checkpoint, training, about=about)
         console.print(f"going on from step {training.step:,} of {checkpoint}")
@@ -82,19 +82,20 @@ def run_in(
     return result
 
 
-def finished(folder: Path, setting: Setting, settings: TrainSettings) -> dict[str, Any] | None:
-    """The result that is in the folder already, if it is that of these settings."""
+def finished(folder: Path, about: dict[str, Any]) -> dict[str, Any] | None:
+    """The result that is in the folder already, if it is that of the run that `about` tells of."""
     path = folder / "result.json"
     if not path.exists():
         return None
     found: dict[str, Any] = read_json(path)
-    check_same(path, found["about"], _about(setting, settings))
+    check_same(path, found["about"], about)
     return found
 
 
-def _about(setting: Setting, settings: TrainSettings) -> dict[str, Any]:
+def about_run(setting: Setting, settings: TrainSettings, *, data_sha256: str) -> dict[str, Any]:
+    """All that a run's result depends on, the content of its data included."""
     return {
-        "data": asdict(setting.data),
+        "data": {**asdict(setting.data), "sha256": data_sha256},
         "model": asdict(setting.model),
         "train": settings.to_dict(),
         "test_words": setting.test_words,

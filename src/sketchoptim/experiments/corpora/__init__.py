@@ -2,9 +2,9 @@
 
 from .corpus import Corpus, Part, segment, segments
 from .labelled import LabelledTexts, read_labelled
-from .python_sources import read_python_sources
+from .python_sources import read_python_sources, source_files
 from .texts import draw_text, read_lm1b, read_text, read_wikitext
-from .vectors import NoisyViews, read_vectors, token_vectors
+from .vectors import NoisyViews, read_vectors, token_vectors, token_vectors_file
 from .vocabulary import Vocabulary
 
 __all__ = [
@@ -22,5 +22,7 @@ __all__ = [
     "read_wikitext",
     "segment",
     "segments",
+    "source_files",
     "token_vectors",
+    "token_vectors_file",
 ]

@@ -20,6 +20,16 @@ def read_python_sources(folder: str | Path | None = None, *, min_count: int = 2)
     Of 20 files in the order of their names, one goes to valid and one to test, whole, so that
     nothing held out was seen in training. The vocabulary is made from the training files alone.
     """
+    parts: dict[str, list[str]] = {"train": [], "valid": [], "test": []}
+    for number, path in enumerate(source_files(folder)):
+        part = {0: "valid", 1: "test"}.get(number % _HELD_OUT_EVERY, "train")
+        parts[part] += source_words(path)
+    vocabulary = Vocabulary.from_words(parts["train"], min_count=min_count)
+    return Corpus.encoded(vocabulary, **parts)
+
+
+def source_files(folder: str | Path | None = None) -> list[Path]:
+    """The Python files that `read_python_sources` reads, in the order of their names."""
     root = Path(sysconfig.get_path("stdlib") if folder is None else folder)
     files = sorted(
         path
@@ -31,12 +41,7 @@ def read_python_sources(folder: str | Path | None = None, *, min_count: int = 2)
             f"{root} must hold at least {_HELD_OUT_EVERY} .py files, found {len(files)}; "
             "name a folder of Python sources"
         )
-    parts: dict[str, list[str]] = {"train": [], "valid": [], "test": []}
-    for number, path in enumerate(files):
-        part = {0: "valid", 1: "test"}.get(number % _HELD_OUT_EVERY, "train")
-        parts[part] += source_words(path)
-    vocabulary = Vocabulary.from_words(parts["train"], min_count=min_count)
-    return Corpus.encoded(vocabulary, **parts)
+    return files
 
 
 def source_words(path: Path) -> list[str]:

@@ -82,12 +82,16 @@ def read_vectors(path: str | Path) -> Tensor:
 
 def token_vectors() -> Tensor:
     """The 32,000 x 256 token vectors that the package `wordllama` brings along."""
+    from safetensors.torch import load_file
+
+    return load_file(token_vectors_file())["embedding.weight"].float()
+
+
+def token_vectors_file() -> Path:
+    """Where `wordllama` has its token vectors."""
     found = importlib.util.find_spec("wordllama")
     if found is None or found.origin is None:
         raise FileNotFoundError(
             "the token vectors come with the package wordllama; run: pip install wordllama"
         )
-    from safetensors.torch import load_file
-
-    weights = Path(found.origin).parent / "weights" / "l2_supercat_256.safetensors"
-    return load_file(weights)["embedding.weight"].float()
+    return Path(found.origin).parent / "weights" / "l2_supercat_256.safetensors"
