@@ -227,6 +227,14 @@ def test_the_encoder_is_an_embedding_bag_a_bias_and_a_relu(signed, dtype):
     torch.testing.assert_close(encoder.weight.grad.to_dense(), plain.weight.grad.to_dense())
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_an_encoder_of_another_dtype_takes_signed_bags(dtype):
+    encoder = BagEncoder(30, 5).to(dtype)
+    hidden = encoder(*FeatureHashing(features=30, signed=True)(["usr/bin"]))
+    hidden.sum().backward()
+    assert hidden.dtype == encoder.weight.grad.dtype == dtype
+
+
 def test_the_encoders_gradient_has_each_row_once():
     encoder = BagEncoder(30, 5)
     bags = FeatureHashing(features=30)(["usr/bin/ls"] * 10)

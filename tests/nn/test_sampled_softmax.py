@@ -126,6 +126,23 @@ def test_top_k_in_chunks_equals_a_sort_of_all_logits(has_bias, chunk, k):
     assert torch.equal(head.top_k(hidden, k, chunk=chunk), expected)
 
 
+FLOATS = [torch.bfloat16, torch.float32, torch.float64]
+
+
+@pytest.mark.parametrize("hidden_dtype", FLOATS)
+@pytest.mark.parametrize("weight_dtype", FLOATS)
+def test_evaluation_takes_hidden_vectors_of_another_dtype_as_training_does(
+    problem, hidden_dtype, weight_dtype
+):
+    head, hidden, labels = problem
+    head, hidden = head.to(weight_dtype), hidden.to(hidden_dtype)
+    head(hidden, labels).backward()
+    exact = hidden.double() @ head.weight.double().T + head.bias.double()[:, 0]
+    loss = head.full_loss(hidden, labels)
+    assert loss.item() == pytest.approx(F.cross_entropy(exact, labels).item(), rel=1e-2)
+    assert torch.equal(head.top_k(hidden, 1)[:, 0], exact.argmax(-1))
+
+
 # -- memory ----------------------------------------------------------------------------------------
 
 

@@ -210,6 +210,8 @@ class BagEncoder(nn.Module):
         # a gradient of distinct rows is a fraction of one with a row for each id.
         distinct, places = ids.unique(return_inverse=True)
         rows = F.embedding(distinct, self.weight, sparse=True)
+        if weights is not None:
+            weights = weights.to(rows.dtype)
         bags = F.embedding_bag(places, rows, offsets.long(), mode="sum", per_sample_weights=weights)
         return torch.relu(bags + self.bias)
 

@@ -99,8 +99,10 @@ class OutputTable(nn.Module):
     def _logits(self, hidden: Tensor, chunk: int) -> Iterator[tuple[int, Tensor]]:
         """The exact logits [tokens, <= chunk] of consecutive classes, with the first one's id."""
         check_positive(chunk=chunk)
+        dtype = torch.promote_types(hidden.dtype, self.weight.dtype)
+        hidden = hidden.to(dtype)
         for start in range(0, self.classes, chunk):
-            logits = widened(hidden @ self.weight[start : start + chunk].T)
+            logits = widened(hidden @ self.weight[start : start + chunk].T.to(dtype))
             if self.bias is not None:
                 logits += self.bias[start : start + chunk, 0]
             yield start, logits
