@@ -78,9 +78,9 @@ SIGNATURES = {
 
 LAYERS = {
     "LSHSoftmax": "dim, classes, *, bits=15, tables=16, budget=256, negatives=0, corrected=False, "
-    "rebuild_every=250, bias=False, weight=None, seed=0",
+    "rebuild_every=250, bias=False, weight=None, ignore_index=-100, seed=0",
     "SampledSoftmax": "dim, classes, *, samples, bias=False, weight=None, sampler=None, "
-    "repeats='merged'",
+    "repeats='merged', ignore_index=-100",
     "LogUniformSampler": "classes",
     "UnigramSampler": "counts",
 }

@@ -104,6 +104,22 @@ def test_the_loss_of_several_labels_is_a_sum_of_binary_cross_entropies():
     torch.testing.assert_close(mach(bags(), labels), expected)
 
 
+@pytest.mark.parametrize("ignored", [-100, 7])
+def test_ignored_examples_are_left_out_of_the_loss(ignored):
+    mach = ensemble(ignore_index=ignored)
+    labels = torch.tensor([0, ignored, 59, ignored, 8, 30])
+    kept = labels != ignored
+    expected = mach(bags().take(kept.nonzero()[:, 0]), labels[kept])
+    torch.testing.assert_close(mach(bags(), labels), expected)
+    assert mach(bags(), torch.full((6,), ignored)).isnan()
+
+
+def test_rows_of_several_labels_may_be_filled_up_with_what_is_ignored():
+    mach, labels = ensemble(multi_label=True), torch.tensor([[0, 5], [3, -1]])
+    expected = mach(bags(PATHS[:2]), labels)
+    assert mach(bags(PATHS[:2]), labels.where(labels >= 0, -100)) == expected
+
+
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize(
     "make",
@@ -301,6 +317,7 @@ def test_recall_counts_labels_found_and_leaves_out_examples_without_any():
     labels = torch.tensor([[1, 9, -1], [-1, -1, -1], [6, 5, -1]])
     assert recall(found, labels) == pytest.approx(0.75)
     assert math.isnan(recall(found, torch.full((3,), -1)))
+    assert recall(found, torch.tensor([2, -100, 6])) == 1.0
 
 
 # Bad input

@@ -93,6 +93,50 @@ def test_nan_features_give_a_nan_loss_that_our_optimizers_refuse():
     assert torch.equal(head.weight, before)
 
 
+# -- padding ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ignored", [-100, 3, 60])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("make", [SampledSoftmax, LSHSoftmax])
+def test_ignored_labels_are_left_out_of_losses_means_and_gradients(make, reduction, ignored):
+    """As if they were not there; and as `F.cross_entropy` does it, in the exact loss."""
+    torch.manual_seed(0)
+    options = {"samples": 9} if make is SampledSoftmax else {"bits": 2, "tables": 3}
+    head = make(8, 40, bias=True, ignore_index=ignored, **options).double()
+    hidden = torch.randn(2, 3, 8, dtype=torch.float64, requires_grad=True)
+    labels = torch.tensor([[0, ignored, 7], [ignored, 21, 39]])
+    kept = labels != ignored
+
+    losses = head(hidden, labels, reduction=reduction, generator=generator(0))
+    losses.sum().backward()
+    found = [table.grad.to_dense() for table in (head.weight, head.bias)]
+    by_hidden, hidden.grad = hidden.grad, None
+    head.zero_grad()
+    alone = head(hidden[kept], labels[kept], reduction=reduction, generator=generator(0))
+    alone.sum().backward()
+    torch.testing.assert_close(losses[kept] if reduction == "none" else losses, alone)
+    torch.testing.assert_close(by_hidden, hidden.grad)
+    for table, gradient in zip((head.weight, head.bias), found, strict=True):
+        torch.testing.assert_close(gradient, table.grad.to_dense())
+
+    logits = hidden @ head.weight.T + head.bias[:, 0]
+    expected = F.cross_entropy(
+        logits.flatten(0, 1), labels.flatten(), ignore_index=ignored, reduction=reduction
+    )
+    exact = head.full_loss(hidden, labels, reduction=reduction)
+    torch.testing.assert_close(exact.flatten(), expected.detach().flatten())
+
+
+@pytest.mark.parametrize("make", [SampledSoftmax, LSHSoftmax])
+def test_a_batch_of_padding_alone_is_what_torch_makes_of_it(make):
+    head = make(8, 40, **({"samples": 9} if make is SampledSoftmax else {}))
+    padding = torch.randn(2, 8), torch.full((2,), -100)
+    assert head(*padding).isnan()
+    assert head(*padding, reduction="sum").item() == 0.0
+    assert head.full_loss(*padding, reduction="none").tolist() == [0.0, 0.0]
+
+
 # -- evaluation ------------------------------------------------------------------------------------
 
 
@@ -198,7 +242,12 @@ def test_making_a_layer_takes_no_second_copy_of_its_table():
     ("labels", "error", "message"),
     [
         (torch.tensor([0, 40]), ValueError, r"lie in \[0, 39\], got values from 0 to 40"),
-        (torch.tensor([-1, 3]), ValueError, r"lie in \[0, 39\], got values from -1 to 3"),
+        (
+            torch.tensor([-1, 3]),
+            ValueError,
+            r"lie in \[0, 39\], got values from -1 to 3; .* ignore_index=-1 if that is padding",
+        ),
+        (torch.tensor([-100, 40]), ValueError, r"got values from 40 to 40; .* classes > 40"),
         (torch.tensor([0.0, 1.0]), TypeError, r"labels must be int64, got torch.float32"),
         (torch.tensor([0, 1, 2]), ValueError, r"hidden must have the shape of labels plus \(8,\)"),
     ],

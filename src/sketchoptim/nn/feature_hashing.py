@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import hashing
-from .output_table import check_positive
+from .checks import check_positive
 
 Unit = Literal["trigrams", "words"]
 Bytes = npt.NDArray[np.uint8]

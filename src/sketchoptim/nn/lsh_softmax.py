@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .output_table import OutputTable, Reduction, check_positive, token_factor
+from .checks import IGNORED, check_positive
+from .output_table import OutputTable, Reduction, token_factor
 from .pair_logits import pair_logits
 from .simhash import MAX_BITS, Found, SimHashIndex, meeting_probability
 
@@ -53,7 +54,7 @@ class LSHSoftmax(OutputTable):
         corrected: divides by the probability of being active.
         rebuild_every: steps between rebuilds, or the steps at which to rebuild, or a function that
             says so for a step. The paper's is 250.
-        bias, weight: as in `SampledSoftmax`.
+        bias, weight, ignore_index: as in `SampledSoftmax`.
         seed: of the planes.
 
     An example that finds no class has a loss of zero; `negatives` prevents that. Gradients of the
@@ -87,9 +88,10 @@ class LSHSoftmax(OutputTable):
         rebuild_every: Schedule = 250,
         bias: bool = False,
         weight: nn.Parameter | None = None,
+        ignore_index: int = IGNORED,
         seed: int = 0,
     ) -> None:
-        super().__init__(dim, classes, bias=bias, weight=weight)
+        super().__init__(dim, classes, bias=bias, weight=weight, ignore_index=ignore_index)
         check_positive(bits=bits, tables=tables, budget=budget)
         if bits > MAX_BITS:
             raise ValueError(f"bits must be <= {MAX_BITS}, got {bits}; a table has 2^bits buckets")
@@ -121,21 +123,22 @@ class LSHSoftmax(OutputTable):
         generator: torch.Generator | None = None,
     ) -> Tensor:
         """The loss over active classes, for training; `generator` fixes what is left to chance."""
-        hidden_2d, labels_1d = self._checked(hidden, labels)
-        factor = token_factor(reduction, labels.numel())
+        tokens = self._tokens(hidden, labels)
+        factor = token_factor(reduction, tokens.labels.numel())
         if self.training and torch.is_grad_enabled():
             self._take_step()
-        active = self._active(hidden_2d, labels_1d, generator)
+        active = self._active(tokens.hidden, tokens.labels, generator)
         ids, at = active.ids.unique(return_inverse=True)
         rows = F.embedding(ids, self.weight, sparse=True)
-        logits = pair_logits(hidden_2d, rows, active.token, at)
+        logits = pair_logits(tokens.hidden, rows, active.token, at)
         if self.bias is not None:
             logits = logits + F.embedding(ids, self.bias, sparse=True)[at, 0]
         label_logits = logits[active.label_at]
         if self.corrected:
-            logits = logits - self._log_probability(hidden_2d, logits.detach(), active)
-        losses = _log_sums_of_exp(logits, active.token, labels.numel()) - label_logits
-        return losses.reshape(labels.shape) if factor is None else losses.sum() * factor
+            logits = logits - self._log_probability(tokens.hidden, logits.detach(), active)
+        sums = _log_sums_of_exp(logits, active.token, tokens.labels.numel())
+        losses = sums - label_logits
+        return tokens.in_place(losses) if factor is None else losses.sum() * factor
 
     @torch.no_grad()
     def candidates(self, hidden: Tensor, *, generator: torch.Generator | None = None) -> Found:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from .. import hashing
 from ..ops.top_classes import Combination, TopClasses, class_scores, top_classes
-from .output_table import check_positive
+from .checks import IGNORED, check_int64, check_positive, check_span, span
 
 Inputs = Tensor | tuple[Tensor | None, ...]
 Aggregation = Literal["mean", "min", "median", "logits", "harmonic"]
@@ -29,6 +29,8 @@ _COMBINATIONS: dict[Aggregation, Combination] = {
 # sets the hashes of classes apart from those of other users of one seed
 _PARAMETER = 0x6D616368
 _SHARED = "shared"
+# of rows of several labels, up to the longest
+_FILLING = -1
 # 1 / probability stays below this, so that a sum of 32 of them is finite
 _LARGEST_INVERSE = 1e30
 
@@ -65,6 +67,8 @@ class MACH(nn.Module):
         members: how many there are, or the numbers of those to have here, such as [3].
         shared: one body for all members instead of one for each.
         multi_label: classes are independent of each other, and an example has any number of them.
+        ignore_index: the label of an example that is left out of the loss and its mean, as in
+            `F.cross_entropy`; rows of several labels may be filled up with it, as with -1.
         seed: of hashes and weights.
 
     Shapes: inputs are what a body takes, a tuple for several tensors, such as `Bags`. labels are
@@ -95,6 +99,7 @@ class MACH(nn.Module):
         members: int | Iterable[int] = 4,
         shared: bool = False,
         multi_label: bool = False,
+        ignore_index: int = IGNORED,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -102,6 +107,7 @@ class MACH(nn.Module):
         _check_sizes(dim, classes, buckets, numbers)
         self.dim, self.classes, self.buckets, self.seed = dim, classes, buckets, seed
         self.members, self.shared, self.multi_label = tuple(numbers), shared, multi_label
+        self.ignore_index = ignore_index
         words = hashing.seeded(seed, _PARAMETER, max(numbers) + 1)[numbers]
         self.bodies, self.heads = nn.ModuleDict(), nn.ModuleDict()
         with torch.random.fork_rng(devices=[]):  # leaves the caller's random numbers alone
@@ -149,7 +155,8 @@ class MACH(nn.Module):
                 losses = F.binary_cross_entropy_with_logits(logits, marks, reduction="none")
                 loss = loss + losses.sum(1).mean()
             else:
-                loss = loss + F.cross_entropy(logits, targets)
+                targets = targets.where(is_label, IGNORED)
+                loss = loss + F.cross_entropy(logits, targets, ignore_index=IGNORED)
         return loss
 
     @torch.no_grad()
@@ -211,7 +218,7 @@ class MACH(nn.Module):
         return ensemble
 
     def _settings(self) -> dict[str, Any]:
-        names = ("dim", "classes", "buckets", "shared", "multi_label", "seed")
+        names = ("dim", "classes", "buckets", "shared", "multi_label", "ignore_index", "seed")
         return {"members": list(self.members)} | {name: getattr(self, name) for name in names}
 
     def _each(self, inputs: Inputs) -> Iterator[Tensor]:
@@ -261,36 +268,31 @@ class MACH(nn.Module):
         return self.buckets / (self.buckets - 1) * (mean - 1 / self.buckets)
 
     def _checked(self, labels: Tensor) -> Tensor:
-        """Which of the labels are labels and not filling, after a look at all of them."""
+        """Which of the labels are labels and not to be ignored, after a look at all of them."""
         if labels.dim() != 1 + self.multi_label:
             shape = "[batch, most]" if self.multi_label else "[batch]"
             raise ValueError(
                 f"labels must be {shape} with multi_label={self.multi_label}, "
                 f"got shape {list(labels.shape)}"
             )
-        is_label = labels != -1 if self.multi_label else torch.ones_like(labels, dtype=torch.bool)
+        is_label = labels != self.ignore_index
+        if self.multi_label:
+            is_label &= labels != _FILLING
         self._check_classes("labels", labels[is_label])
         return is_label
 
     def _check_classes(self, name: str, ids: Tensor) -> None:
-        if ids.dtype != torch.int64:
-            raise TypeError(f"{name} must be int64, got {ids.dtype}; call {name}.long()")
-        if ids.numel():
-            lowest, highest = (int(bound) for bound in ids.aminmax())
-            if lowest < 0 or highest >= self.classes:
-                raise ValueError(
-                    f"{name} must lie in [0, {self.classes - 1}], got values from {lowest} to "
-                    f"{highest}; construct MACH with classes > {highest} or map them"
-                )
-        elif name == "candidates":
+        check_int64(name, ids)
+        check_span(name, span(ids), self.classes, layer=type(self).__name__)
+        if name == "candidates" and not ids.numel():
             raise ValueError("candidates must be at least one class, got none; None takes all")
 
 
 def recall(found: Tensor, labels: Tensor) -> float:
     """Recall@k: which part of the labels is among the classes found, [batch, k], in the mean.
 
-    labels are [batch], or [batch, most] filled up with -1; examples without labels are left out,
-    and where none has any, the recall is NaN.
+    labels are [batch], or [batch, most] filled up with -1; what is negative is no label, examples
+    without labels are left out, and where none has any, the recall is NaN.
 
     Example:
         >>> recall(torch.tensor([[3, 1], [2, 0]]), torch.tensor([1, 7]))
@@ -302,7 +304,7 @@ def recall(found: Tensor, labels: Tensor) -> float:
             f"{list(found.shape)} and {list(labels.shape)}"
         )
     labels = labels.reshape(len(found), -1)
-    is_label = labels != -1
+    is_label = labels >= 0
     is_found = (labels[:, :, None] == found[:, None, :]).any(2) & is_label
     has_any = is_label.any(1)
     return (is_found.sum(1)[has_any] / is_label.sum(1)[has_any]).mean().item()

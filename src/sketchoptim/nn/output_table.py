@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Iterator
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ..rows import arithmetic_dtype
+from .checks import IGNORED, check_int64, check_positive, check_span, span
 
 Reduction = Literal["mean", "sum", "none"]
 
@@ -22,13 +23,20 @@ class OutputTable(nn.Module):
         classes: number of classes.
         bias: adds a learned bias for each class, a [classes, 1] table with sparse gradients.
         weight: a [classes, dim] parameter to share, such as the input embedding's.
+        ignore_index: a label that is left out of losses and their mean, such as padding.
     """
 
     sparse = True
     """Whether its parameters get sparse gradients: as `nn.Embedding` says it, for `so.plan`."""
 
     def __init__(
-        self, dim: int, classes: int, *, bias: bool = False, weight: nn.Parameter | None = None
+        self,
+        dim: int,
+        classes: int,
+        *,
+        bias: bool = False,
+        weight: nn.Parameter | None = None,
+        ignore_index: int = IGNORED,
     ) -> None:
         super().__init__()
         check_positive(dim=dim, classes=classes)
@@ -42,8 +50,7 @@ class OutputTable(nn.Module):
                 f"weight must have shape ({classes}, {dim}), got {tuple(weight.shape)}; "
                 "tie only tables whose rows are the classes"
             )
-        self.dim = dim
-        self.classes = classes
+        self.dim, self.classes, self.ignore_index = dim, classes, ignore_index
         if weight is None:
             # in place: a second copy, if only for a moment, would be the peak of a lean training
             drawn = torch.empty(classes, dim).uniform_(-1.0, 1.0).div_(math.sqrt(dim))
@@ -62,16 +69,16 @@ class OutputTable(nn.Module):
         chunk: int = 4096,
     ) -> Tensor:
         """The exact softmax loss, for evaluation: no matrix above [tokens, chunk] is ever made."""
-        hidden_2d, labels_1d = self._checked(hidden, labels)
-        factor = token_factor(reduction, labels.numel())
-        label_logits = widened((hidden_2d * self.weight[labels_1d]).sum(-1))
+        tokens = self._tokens(hidden, labels)
+        factor = token_factor(reduction, tokens.labels.numel())
+        label_logits = widened((tokens.hidden * self.weight[tokens.labels]).sum(-1))
         if self.bias is not None:
-            label_logits += self.bias[labels_1d, 0]
+            label_logits += self.bias[tokens.labels, 0]
         denominator = torch.full_like(label_logits, -math.inf)
-        for _, logits in self._logits(hidden_2d, chunk):
+        for _, logits in self._logits(tokens.hidden, chunk):
             denominator = torch.logaddexp(denominator, logits.logsumexp(-1))
         losses = denominator - label_logits
-        return losses.reshape(labels.shape) if factor is None else losses.sum() * factor
+        return tokens.in_place(losses) if factor is None else losses.sum() * factor
 
     @torch.no_grad()
     def top_k(self, hidden: Tensor, k: int, *, chunk: int = 4096) -> Tensor:
@@ -107,24 +114,23 @@ class OutputTable(nn.Module):
                 logits += self.bias[start : start + chunk, 0]
             yield start, logits
 
-    def _checked(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Hidden vectors as [tokens, dim] and labels as [tokens], after checking both."""
+    def _tokens(self, hidden: Tensor, labels: Tensor) -> "Tokens":
+        """The tokens that have a loss, after checking all."""
         if hidden.shape != (*labels.shape, self.dim):
             raise ValueError(
                 f"hidden must have the shape of labels plus ({self.dim},), got "
                 f"{tuple(hidden.shape)} for labels of shape {tuple(labels.shape)}"
             )
-        if labels.dtype != torch.int64:
-            raise TypeError(f"labels must be int64, got {labels.dtype}; call labels.long()")
-        if labels.numel():
-            lowest, highest = (int(bound) for bound in labels.aminmax())
-            if lowest < 0 or highest >= self.classes:
-                raise ValueError(
-                    f"labels must lie in [0, {self.classes - 1}], got values from {lowest} to "
-                    f"{highest}; construct {type(self).__name__} with classes > {highest} or map "
-                    "them"
-                )
-        return self._checked_hidden(hidden), labels.reshape(-1)
+        check_int64("labels", labels)
+        hidden_2d, labels_1d = self._checked_hidden(hidden), labels.reshape(-1)
+        lowest, highest = span(labels_1d)
+        kept = None
+        if lowest <= self.ignore_index <= highest:  # else there is nothing to look for
+            kept = (labels_1d != self.ignore_index).nonzero()[:, 0]
+            hidden_2d, labels_1d = hidden_2d[kept], labels_1d[kept]
+            lowest, highest = span(labels_1d)
+        check_span("labels", (lowest, highest), self.classes, layer=type(self).__name__)
+        return Tokens(hidden_2d, labels_1d, labels.shape, kept)
 
     def _checked_hidden(self, hidden: Tensor) -> Tensor:
         """Hidden vectors as [tokens, dim], after checking them."""
@@ -139,11 +145,23 @@ class OutputTable(nn.Module):
         return hidden.reshape(-1, self.dim)
 
 
-def check_positive(**sizes: int) -> None:
-    """Raises where a size is below one."""
-    for name, value in sizes.items():
-        if value < 1:
-            raise ValueError(f"{name} must be >= 1, got {value}")
+class Tokens(NamedTuple):
+    """Those with a label that is not ignored."""
+
+    hidden: Tensor
+    """[tokens, dim]."""
+    labels: Tensor
+    """int64 [tokens]."""
+    shape: torch.Size
+    """Of all labels."""
+    kept: Tensor | None
+    """Where they are among all labels, int64 [tokens]; None where they are all of them."""
+
+    def in_place(self, losses: Tensor) -> Tensor:
+        """Their losses [tokens] where all labels are, with zeros where they are ignored."""
+        if self.kept is not None:
+            losses = losses.new_zeros(self.shape.numel()).index_copy(0, self.kept, losses)
+        return losses.reshape(self.shape)
 
 
 def widened(logits: Tensor) -> Tensor:

@@ -7,7 +7,8 @@ not drawn, so its weight in the denominator is divided by how often it was to be
 import torch
 from torch import Tensor, nn
 
-from .output_table import OutputTable, Reduction, check_positive, token_factor
+from .checks import IGNORED, check_positive
+from .output_table import OutputTable, Reduction, token_factor
 from .sampled_loss import Candidates, sampled_loss
 from .samplers import LogUniformSampler, Negatives, Repeats, Sampler, check_repeats
 
@@ -46,6 +47,7 @@ class SampledSoftmax(OutputTable):
             unique. Merged is the default: like redrawn, and unlike kept, it gives a frequent
             class a weight without noise, and unlike redrawn it takes one draw, whatever the law.
             `benchmarks/softmax_layers.py` has the bias and spread of all three.
+        ignore_index: a label that is left out of losses and their mean, as in `F.cross_entropy`.
 
     Shapes: hidden [..., dim], labels [...] int64; the loss is a scalar unless reduction="none".
 
@@ -74,8 +76,9 @@ class SampledSoftmax(OutputTable):
         weight: nn.Parameter | None = None,
         sampler: Sampler | None = None,
         repeats: Repeats = "merged",
+        ignore_index: int = IGNORED,
     ) -> None:
-        super().__init__(dim, classes, bias=bias, weight=weight)
+        super().__init__(dim, classes, bias=bias, weight=weight, ignore_index=ignore_index)
         check_positive(samples=samples)
         if sampler is not None and sampler.classes != classes:
             raise ValueError(
@@ -102,8 +105,8 @@ class SampledSoftmax(OutputTable):
         generator: torch.Generator | None = None,
     ) -> Tensor:
         """The sampled loss, for training; `generator` fixes which negatives are drawn."""
-        hidden_2d, labels_1d = self._checked(hidden, labels)
-        factor = token_factor(reduction, labels.numel())
+        tokens = self._tokens(hidden, labels)
+        factor = token_factor(reduction, tokens.labels.numel())
         negatives = Negatives.draw(
             self.sampler,
             self.samples,
@@ -111,9 +114,9 @@ class SampledSoftmax(OutputTable):
             generator=generator,
             device=hidden.device,
         )
-        candidates = self._candidates(labels_1d, negatives)
-        loss = sampled_loss(hidden_2d, self.weight, self.bias, candidates, factor=factor)
-        return loss.reshape(labels.shape) if reduction == "none" else loss
+        candidates = self._candidates(tokens.labels, negatives)
+        loss = sampled_loss(tokens.hidden, self.weight, self.bias, candidates, factor=factor)
+        return tokens.in_place(loss) if factor is None else loss
 
     def _candidates(self, labels: Tensor, negatives: Negatives) -> Candidates:
         """Labels and negatives as distinct ids, so that no row is looked up or corrected twice."""

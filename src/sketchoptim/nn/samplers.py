@@ -8,6 +8,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from .checks import check_positive
+
 Repeats = Literal["merged", "kept", "redrawn"]
 
 # The most ids that are drawn at once: what is needed to find many distinct ones is not known.
@@ -46,8 +48,7 @@ class LogUniformSampler:
     """
 
     def __init__(self, classes: int) -> None:
-        if classes < 1:
-            raise ValueError(f"classes must be >= 1, got {classes}")
+        check_positive(classes=classes)
         self.classes = classes
         self._log_range = math.log(classes + 1)
 
