@@ -261,6 +261,12 @@ def test_weights_that_are_not_finite_are_refused(wrong):
         BagEncoder(10, 4)(*bags)
 
 
+def test_features_beyond_the_rows_of_the_encoder_are_refused():
+    bags = FeatureHashing(features=1000)(["usr/bin"])
+    with pytest.raises(ValueError, match=r"ids must be in \[0, 9\], got .*; features of the Feat"):
+        BagEncoder(10, 4)(*bags)
+
+
 @pytest.mark.parametrize("name", ["features", "dim", "expected"])
 def test_the_encoders_sizes_must_be_positive(name):
     sizes = {"features": 4, "dim": 4, "expected": 4} | {name: 0}

@@ -271,6 +271,15 @@ def test_tables_are_made_anew_where_a_checkpoint_has_none_that_fit(batch):
     assert head.builds == 1
 
 
+def test_tables_of_a_layer_without_a_bias_do_not_fit_one_with_a_bias(batch):
+    head, (hidden, labels) = head_of(bias=False), batch
+    head.candidates(hidden)
+    other = head_of(bias=True)
+    other.load_state_dict(head.state_dict(), strict=False)
+    assert other(hidden, labels).isfinite()
+    assert other.builds == 2
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda h: pickle.loads(pickle.dumps(h))])
 def test_a_copy_goes_on_alike_and_apart(batch, copied):
     head, (hidden, labels) = head_of(), batch
@@ -326,12 +335,20 @@ def test_every_optimizer_lowers_the_full_loss(optimizer, corrected):
         ({"budget": 0}, "budget must be >= 1, got 0"),
         ({"negatives": -1}, "negatives must be >= 0, got -1"),
         ({"rebuild_every": 0}, "rebuild_every must be >= 1, got 0"),
+        ({"seed": 2**32}, r"seed must be in \[0, 2\*\*32 - 1\], got 4294967296"),
+        ({"seed": -1}, "seed must be in"),
         ({"weight": nn.Parameter(torch.zeros(3, 4))}, r"shape \(40, 8\), got \(3, 4\)"),
     ],
 )
 def test_bad_construction_gets_a_clear_error(arguments, message):
     with pytest.raises(ValueError, match=message):
         LSHSoftmax(8, 40, **arguments)
+
+
+def test_the_largest_seed_builds_tables():
+    head = LSHSoftmax(8, 40, bits=2, seed=2**32 - 1)
+    head.rebuild_()
+    assert head.builds == 1
 
 
 def test_bad_labels_get_a_clear_error_before_a_step_is_counted(batch):

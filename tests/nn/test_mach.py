@@ -114,6 +114,14 @@ def test_ignored_examples_are_left_out_of_the_loss(ignored):
     assert mach(bags(), torch.full((6,), ignored)).isnan()
 
 
+@pytest.mark.parametrize("multi_label", [False, True])
+def test_an_empty_batch_is_what_torch_makes_of_it(multi_label):
+    mach = ensemble(multi_label=multi_label)
+    labels = torch.zeros((0, 2) if multi_label else 0, dtype=torch.int64)
+    assert mach(bags([]), labels).isnan()
+    assert mach.top_k(bags([]), 3).ids.shape == (0, 3)
+
+
 def test_rows_of_several_labels_may_be_filled_up_with_what_is_ignored():
     mach, labels = ensemble(multi_label=True), torch.tensor([[0, 5], [3, -1]])
     expected = mach(bags(PATHS[:2]), labels)

@@ -209,6 +209,11 @@ class BagEncoder(nn.Module):
         # Each row is looked up once: texts of a batch have most of their features in common, and
         # a gradient of distinct rows is a fraction of one with a row for each id.
         distinct, places = ids.unique(return_inverse=True)
+        if distinct.numel() and not 0 <= distinct[0] <= distinct[-1] < len(self.weight):
+            raise ValueError(
+                f"ids must be in [0, {len(self.weight) - 1}], got values from {distinct[0]} to "
+                f"{distinct[-1]}; features of the FeatureHashing must be <= those of the BagEncoder"
+            )
         rows = F.embedding(distinct, self.weight, sparse=True)
         if weights is not None:
             weights = weights.to(rows.dtype)

@@ -41,7 +41,9 @@ class LSHSoftmax(OutputTable):
     Tables are made of the weights as they are, with new random planes every time: in the first
     training step, and whenever `rebuild_every` says. They take 4 bytes a class and table and 8
     bytes a bucket, in memory and in `state_dict()`, so that a resumed run goes on bit for bit.
-    Test: `tests/experiments/test_classifier.py::test_a_saved_run_goes_on_bit_for_bit`.
+    Test: `tests/experiments/test_classifier.py::test_a_saved_run_goes_on_bit_for_bit`. Keep the
+    layer out of activation checkpointing, which would count each step twice and may rebuild between
+    the two: checkpoint what comes before it.
 
     Args:
         dim: length of a hidden vector.
@@ -99,6 +101,8 @@ class LSHSoftmax(OutputTable):
             raise ValueError(f"negatives must be >= 0, got {negatives}")
         if isinstance(rebuild_every, int):
             check_positive(rebuild_every=rebuild_every)
+        if not 0 <= seed < 2**32:  # the other half of a generator's seed counts rebuilds
+            raise ValueError(f"seed must be in [0, 2**32 - 1], got {seed}")
         self.bits, self.tables, self.budget = bits, tables, budget
         self.negatives, self.corrected = negatives, corrected
         self.rebuild_every, self.seed = rebuild_every, seed
@@ -169,9 +173,11 @@ class LSHSoftmax(OutputTable):
     @torch.no_grad()
     def rebuild_(self) -> None:
         """Hashes all classes anew, by new planes; training does it when it is due."""
-        extended = self.dim + (self.bias is not None)
         normals = SimHashIndex.planes(
-            extended, bits=self.bits, tables=self.tables, seed=(self.seed << 32) + self.builds
+            self._extended_dim,
+            bits=self.bits,
+            tables=self.tables,
+            seed=(self.seed << 32) + self.builds,
         )
         chunks = (
             self._extended_rows(slice(start, start + _BUILD_CHUNK))
@@ -190,11 +196,12 @@ class LSHSoftmax(OutputTable):
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Takes up the schedule and the tables where the saved layer was.
 
-        Tables of a layer with other `bits` or `tables` are left, and made anew when needed.
+        Tables of a layer with other sizes are left, and made anew when needed.
         """
         self.steps, self.builds = state["steps"], state["builds"]
         index = state.get("index")
-        if index is not None and index["normals"].shape[1:] == (self.tables, self.bits):
+        sizes = (self._extended_dim, self.tables, self.bits)
+        if index is not None and index["normals"].shape == sizes:
             device = self.weight.device
             copies = {name: it.to(device, copy=True) for name, it in index.items()}
             self._index = SimHashIndex(**copies)
@@ -250,6 +257,10 @@ class LSHSoftmax(OutputTable):
         probability = found + drawn - found * drawn
         probability[active.label_at] = 1
         return probability.log()
+
+    @property
+    def _extended_dim(self) -> int:
+        return self.dim + (self.bias is not None)
 
     def _extended(self, hidden: Tensor) -> Tensor:
         """Hidden vectors as they are hashed: with a one for the bias."""

@@ -136,7 +136,7 @@ class MACH(nn.Module):
     def buckets_of(self, classes: Tensor) -> Tensor:
         """The bucket of each class in each member, int64 [members, ...]."""
         found = hashing.buckets(self.words, classes.reshape(-1), self.buckets)
-        return found.view(-1, *classes.shape)
+        return found.view(len(self.members), *classes.shape)
 
     def forward(self, inputs: Inputs, labels: Tensor) -> Tensor:
         """The loss of a batch: a scalar."""
