@@ -109,9 +109,7 @@ def test_another_shape_of_a_parameter_is_refused(memory, shape):
     parameter = ours.param_groups[0]["params"][0]
     before = tiny_runs.bits(ours, [("p", parameter)])
     found = str(list(shape)).replace("[", r"\[").replace("]", r"\]")
-    with pytest.raises(
-        ValueError, match=rf"has shape \[60, 6\] here and {found} in the checkpoint"
-    ):
+    with pytest.raises(ValueError, match=rf"must be for shape \[60, 6\], got {found}; load what"):
         ours.load_state_dict(other.state_dict())
     assert differences(tiny_runs.bits(ours, [("p", parameter)]), before) == []
 
@@ -128,14 +126,62 @@ def test_a_state_that_lacks_a_tensor_is_refused():
     run = Run.start(adam()).train(batches(2))
     saved = copy.deepcopy(run.optimizer.state_dict())
     del saved["state"][0]["second_table"]
-    refuse(run, saved, "parameter 0 of the checkpoint has no second_table")
+    pattern = r"second moment of parameter 0 of the checkpoint .*, but it has \['scale', 'words'\]"
+    refuse(run, saved, pattern)
+
+
+def test_a_state_that_lacks_a_whole_moment_is_refused():
+    run = Run.start(adam()).train(batches(2))
+    saved = copy.deepcopy(run.optimizer.state_dict())
+    del saved["state"][3]["first_values"]
+    pattern = r"first moment of parameter 3 of the checkpoint .*, but it has nothing, not \['values"
+    refuse(run, saved, pattern)
+
+
+BAD_STATE = {
+    "no step": ("step", None, TypeError, "step of .* must be a number, got None"),
+    "a word for a step": ("step", "3", TypeError, "step of .* must be a number, got '3'"),
+    "many steps": ("step", torch.ones(2), TypeError, "step of .* must be a number"),
+    "steps below zero": ("step", -1, ValueError, "step of .* must be >= 0 and finite, got -1"),
+    "a step that is NaN": ("step", torch.tensor(torch.nan), ValueError, "must be >= 0 and finite"),
+    "no word on compression": (
+        "is_compressed",
+        None,
+        TypeError,
+        "is_compressed of .* must be True or False, got None",
+    ),
+    "another word on compression": (
+        "is_compressed",
+        False,
+        ValueError,
+        r"first moment of .* must be kept in Exact\(\), but it has nothing, not \['values'\]",
+    ),
+    "no shape": ("shape", None, ValueError, r"must be for shape \[60, 6\], got None"),
+    "a table that was cast": (
+        "second_table",
+        torch.zeros(3, 10, 6, dtype=torch.float64),
+        ValueError,
+        r"its table is torch.float64, not torch.float32; load what state_dict\(\) gave, uncast",
+    ),
+}
+
+
+@pytest.mark.parametrize(("key", "value", "error", "pattern"), BAD_STATE.values(), ids=BAD_STATE)
+def test_a_state_that_no_step_could_use_is_refused(key, value, error, pattern):
+    run = Run.start(adam()).train(batches(2))
+    saved = copy.deepcopy(run.optimizer.state_dict())
+    if value is None:
+        del saved["state"][0][key]
+    else:
+        saved["state"][0][key] = value
+    refuse(run, saved, pattern, error)
 
 
 def test_a_table_of_a_width_that_no_fold_gives_is_refused():
     run = Run.start(adam()).train(batches(2))
     saved = copy.deepcopy(run.optimizer.state_dict())
     saved["state"][0]["second_table"] = torch.zeros(3, 3, 6)
-    refuse(run, saved, r"second_table of parameter 0 has shape \[3, 3, 6\] in the checkpoint")
+    refuse(run, saved, r"parameter 0 of .* but its table has shape \[3, 3, 6\], not \[3, 10, 6\]")
 
 
 @pytest.mark.parametrize(

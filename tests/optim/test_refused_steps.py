@@ -175,7 +175,7 @@ def test_a_step_refuses_a_parameter_that_was_resized(memory, shape, is_sparse):
     second.data = torch.ones(shape)
     backward()
     before = tiny_runs.bits(optimizer, [("first", first), ("second", second)])
-    with pytest.raises(ValueError, match=r"had shape \[60, 6\] in earlier steps; build the opt"):
+    with pytest.raises(ValueError, match=r"for shape .*, got \[60, 6\]; build the opt"):
         optimizer.step()
     after = tiny_runs.bits(optimizer, [("first", first), ("second", second)])
     assert differences(before, after) == []

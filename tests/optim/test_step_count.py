@@ -16,13 +16,22 @@ def test_the_tensor_in_the_state_is_what_counts():
     assert step.item() == 8
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.int64])
-def test_a_checkpoint_with_steps_of_another_dtype_continues_the_same(dtype):
+OTHER_STEPS = {
+    "float64": torch.Tensor.double,
+    "int64": torch.Tensor.long,
+    "with a dimension": lambda step: step[None],
+    "a number": torch.Tensor.item,
+    "a whole number": int,
+}
+
+
+@pytest.mark.parametrize("changed", OTHER_STEPS.values(), ids=OTHER_STEPS)
+def test_a_checkpoint_with_steps_of_another_kind_continues_the_same(changed):
     plan = PRESET_PLANS["lean"]
     straight, resumed = Run.start(plan).train(batches(3)), Run.start(plan).train(batches(3))
     saved = copy.deepcopy(resumed.optimizer.state_dict())
     for state in saved["state"].values():
-        state["step"] = state["step"].to(dtype)
+        state["step"] = changed(state["step"])
     resumed.optimizer.load_state_dict(saved)
     assert differences(resumed.train(batches(2)).bits(), straight.train(batches(2)).bits()) == []
 

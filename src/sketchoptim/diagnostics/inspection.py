@@ -119,8 +119,7 @@ def _moments(where: str, packed: dict[str, Any]) -> Iterator[FoundMoment]:
 def _moments_of(
     where: str, parameter: str, memory: Memory, state: dict[str, Any]
 ) -> Iterator[FoundMoment]:
-    shape = tuple(state["shape"].tolist())
-    dim = torch.Size(shape[1:]).numel()
+    shape = torch.Size(state["shape"].tolist())
     names: tuple[moments.Name, ...] = ("first", "second")
     for name in names:
         prefix = f"{name}_"
@@ -132,10 +131,11 @@ def _moments_of(
         if not tensors:
             continue
         storage = getattr(memory, name) if state["is_compressed"] else Exact()
-        if storage is None or not moments.fits(storage, dim, tensors):
+        misfit = "it is" if storage is None else moments.misfit(storage, shape, tensors)
+        if storage is None or misfit is not None:
             raise ValueError(
-                f"the {name} moment of {parameter} must be kept as its group says, {storage}, "
-                f"but has {sorted(tensors)}; the checkpoint is damaged"
+                f"the {name} moment of {parameter} must be kept as its group says, in {storage}, "
+                f"but {misfit}; the checkpoint is damaged"
             )
         details: dict[str, Any] = {}
         width = None

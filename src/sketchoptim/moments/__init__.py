@@ -1,8 +1,12 @@
 """First and second moments behind one interface, whatever they are stored in."""
 
+import functools
+from typing import Any
+
+import torch
 from torch import Tensor
 
-from ..storage import Exact, RankOne, RowWise, Sketched, Storage, TopSingular
+from ..storage import Exact, RankOne, RowWise, Sketched, Storage
 from .exact import ExactMoment
 from .moment import Average, Moment, Moments, Name, State, Table
 from .rank_one import RankOneMoment
@@ -24,19 +28,12 @@ __all__ = [
     "State",
     "Table",
     "create",
-    "fits",
+    "misfit",
     "open_moment",
 ]
 
 # Tensors that are read as Python numbers stay on the CPU whatever the parameter's device.
 HOST_PARTS = frozenset({"scale", "rounds", "start", "items"})
-
-_PARTS = {
-    Exact: {"values"},
-    RowWise: {"rows"},
-    RankOne: {"table", "scale", "words", "columns"},
-    TopSingular: {"rows", "columns"},
-}
 
 
 def create(storage: Storage, table: Table, *, fill: float = 0.0) -> dict[str, Tensor]:
@@ -54,17 +51,30 @@ def create(storage: Storage, table: Table, *, fill: float = 0.0) -> dict[str, Te
             return TopSingularMoment.create(table, fill)
 
 
-def fits(storage: Storage, dim: int, tensors: State) -> bool:
-    """Whether the storage can work on these tensors: they are of its kind, depth, dim and dtype."""
-    if isinstance(storage, Sketched):
-        table = tensors.get("table")
-        expected = storage.depth, dim if storage.granularity == "element" else 1, storage.dtype
-        return (
-            table is not None
-            and "columns" not in tensors
-            and (table.shape[0], table.shape[2], table.dtype) == expected
-        )
-    return tensors.keys() == _PARTS[type(storage)]
+def misfit(storage: Storage, shape: torch.Size, tensors: dict[str, Any]) -> str | None:
+    """What keeps these tensors from being a stored moment of a parameter of that shape, or None.
+
+    The dtype of an exact moment is not looked at: it is the parameter's, once it is loaded.
+    """
+    expected = _on_meta(storage, shape)
+    found = {part for part, tensor in tensors.items() if isinstance(tensor, Tensor)}
+    if found - {"start"} != expected.keys():
+        return f"it has {sorted(found) or 'nothing'}, not {list(expected)}"
+    for part, like in expected.items():
+        tensor, shapes = tensors[part], [like.shape]
+        if isinstance(storage, Sketched) and part == "table":
+            depth, width, dim = like.shape
+            shapes = [torch.Size((depth, folded, dim)) for folded in storage.widths(width)]
+        if tensor.shape not in shapes:
+            return f"its {part} has shape {list(tensor.shape)}, not {list(like.shape)}"
+        if part != "values" and tensor.dtype != like.dtype:
+            return f"its {part} is {tensor.dtype}, not {like.dtype}"
+    return None
+
+
+@functools.lru_cache(maxsize=1024)
+def _on_meta(storage: Storage, shape: torch.Size) -> dict[str, Tensor]:
+    return create(storage, Table(shape, torch.float32, torch.device("meta"), 0))
 
 
 def open_moment(storage: Storage, name: Name, tensors: State) -> Moment:

@@ -277,7 +277,8 @@ class Optimizer(torch.optim.Optimizer):
         if slot is not None and slot.is_in_place(state):
             checks.check_memory(slot.group_memory, group["memory"])
         if slot is None or not slot.keeps(memory, storages) or not slot.is_in_place(state):
-            checks.check_state(parameter, state, storages)
+            if state:
+                checks.check_live_state(parameter, state, storages)
             slot = Slot(parameter, memory, storages, self._state_of(parameter, group, memory))
         slot.options, slot.group_memory = options, group["memory"]
         slot.is_for_torch = memory.clip is None and storages == self.storages(group, _EXACT)
@@ -389,16 +390,16 @@ class Optimizer(torch.optim.Optimizer):
                 if state:
                     in_force = memory if state.get("is_compressed") else _EXACT
                     storages = self.storages({**self.defaults, **saved}, in_force)
-                    checkpoint.check_state(
-                        f"parameter {key}", storages, self._table(parameter), state
-                    )
+                    where = f"parameter {key}"
+                    checkpoint.check_saved_state(where, state, storages, parameter.shape)
 
     def _restore_(self, loaded: dict[str, Any]) -> None:
         for group, saved in zip(self.param_groups, loaded["param_groups"], strict=True):
             group["memory"] = Memory.from_dict(saved["memory"])
             for parameter, key in zip(group["params"], saved["params"], strict=True):
-                if key in loaded["state"]:
-                    self.state[parameter] = checkpoint.restored(parameter, loaded["state"][key])
+                state = loaded["state"].get(key)
+                if state:
+                    self.state[parameter] = checkpoint.restored(parameter, state)
 
 
 def _name_of(parameter: Tensor, group: Group) -> str:

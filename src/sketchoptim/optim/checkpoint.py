@@ -1,4 +1,4 @@
-"""Whether a saved state fits an optimizer, and the state it restores to."""
+"""Whether a checkpoint fits an optimizer, and the state it restores to."""
 
 from typing import Any
 
@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from .. import moments, pages
-from ..moments import Name, Table
-from ..storage import Sketched, Storage
+from ..moments import Name
+from ..storage import Storage
+from . import checks
 
 
 def check_options(where: str, expected: set[str], saved: set[str]) -> None:
@@ -38,55 +39,29 @@ def check_plan(where: str, group: dict[str, Any], saved: dict[str, Any]) -> None
         )
 
 
-def check_state(
-    where: str, storages: dict[Name, Storage], table: Table, saved: dict[str, Any]
+def check_saved_state(
+    where: str, saved: dict[str, Any], storages: dict[Name, Storage], shape: torch.Size
 ) -> None:
-    """Raises unless the saved tensors are those that the storages have for such a parameter."""
-    shape = saved.get("shape")
-    if not isinstance(shape, Tensor) or shape.tolist() != list(table.shape):
-        found = shape.tolist() if isinstance(shape, Tensor) else "none"
-        raise ValueError(
-            f"{where} has shape {list(table.shape)} here and {found} in the checkpoint"
-        )
-    on_meta = Table(table.shape, table.dtype, torch.device("meta"), table.number)
-    for name, storage in storages.items():
-        for part, expected in moments.create(storage, on_meta).items():
-            tensor = saved.get(f"{name}_{part}")
-            if not isinstance(tensor, Tensor):
-                raise ValueError(f"{where} of the checkpoint has no {name}_{part}")
-            if not _fits(storage, part, expected.shape, tensor.shape):
-                raise ValueError(
-                    f"{name}_{part} of {where} has shape {list(tensor.shape)} in the checkpoint, "
-                    f"but {list(expected.shape)} fits the parameter of shape {list(table.shape)}"
-                )
-            if part != "values" and tensor.dtype != expected.dtype:
-                raise ValueError(
-                    f"{name}_{part} of {where} is {tensor.dtype} in the checkpoint, "
-                    f"but must be {expected.dtype}; save the state_dict without casting it"
-                )
+    """Raises unless the saved state is one for a parameter of such a shape."""
+    name = f"{where} of the checkpoint"
+    remedy = "load what state_dict() gave, uncast, into the optimizer of such a model"
+    checks.check_state(name, saved, storages, shape, remedy=remedy)
 
 
 def restored(parameter: Tensor, saved: dict[str, Any]) -> dict[str, Any]:
     """A copy of the saved state on the parameter's device; only exact moments take its dtype."""
-    state: dict[str, Any] = {}
+    state = dict(saved)
+    state["step"] = torch.tensor(float(saved["step"]), dtype=torch.float32, device="cpu")
     for key, value in saved.items():
-        if not isinstance(value, Tensor):
-            state[key] = value
+        if key == "step" or not isinstance(value, Tensor):
             continue
         part = key.split("_", 1)[-1]
-        is_host = key in ("step", "shape") or part in moments.HOST_PARTS
+        is_host = key == "shape" or part in moments.HOST_PARTS
         device = torch.device("cpu") if is_host else parameter.device
-        dtype = {"values": parameter.dtype, "step": torch.float32}.get(part, value.dtype)
+        dtype = parameter.dtype if part == "values" else value.dtype
         # Laid out in order, whatever layout was saved: kernels read memory, not strides.
         state[key] = pages.empty(value.shape, dtype=dtype, device=device).copy_(value.detach())
     return state
-
-
-def _fits(storage: Storage, part: str, expected: torch.Size, found: torch.Size) -> bool:
-    if not (isinstance(storage, Sketched) and part == "table"):
-        return expected == found
-    depth, width, dim = expected
-    return tuple(found) in {(depth, allowed, dim) for allowed in storage.widths(width)}
 
 
 def differences(

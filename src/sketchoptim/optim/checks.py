@@ -48,17 +48,34 @@ def check_memory(before: Memory | None, now: Memory) -> None:
         )
 
 
-def check_state(parameter: Tensor, state: State | None, storages: dict[Name, Storage]) -> None:
-    if not state:
-        return
+def check_state(
+    name: str, state: State, storages: dict[Name, Storage], shape: torch.Size, *, remedy: str
+) -> None:
+    """Raises unless the state, live or saved, is one for a parameter of such a shape."""
+    check_number(f"step of {name}", state.get("step"))
+    check_flag(f"is_compressed of {name}", state.get("is_compressed"))
+    known = state.get("shape")
+    found = known.tolist() if isinstance(known, Tensor) else None
+    if found != list(shape):
+        raise ValueError(
+            f"the state of {name} must be for shape {list(shape)}, got {found}; {remedy}"
+        )
+    for moment, storage in storages.items():
+        misfit = moments.misfit(storage, shape, parts(state, moment))
+        if misfit is not None:
+            raise ValueError(
+                f"the {moment} moment of {name} must be kept in {storage}, but {misfit}; {remedy}"
+            )
+
+
+def check_live_state(parameter: Tensor, state: State, storages: dict[Name, Storage]) -> None:
+    """Raises unless the state is one that steps of the parameter can go on from as it is."""
     name = f"the parameter of shape {list(parameter.shape)}"
     remedy = "build the optimizer after the model is resized or converted"
-    if state["shape"].tolist() != list(parameter.shape):
-        raise ValueError(f"{name} had shape {state['shape'].tolist()} in earlier steps; {remedy}")
-    step = state["step"]
-    if step.dtype != torch.float32 or not step.is_cpu:
+    step = state.get("step")
+    if not (isinstance(step, Tensor) and step.dtype == torch.float32 and step.is_cpu):
         raise TypeError(
-            f"step of {name} must be torch.float32 on the CPU, got {step.dtype} on {step.device}; "
+            f"step of {name} must be torch.float32 on the CPU, got {step!r}; "
             "fill the tensor that is there, or use load_state_dict()"
         )
     for key in ("first_values", "second_values"):
@@ -67,13 +84,9 @@ def check_state(parameter: Tensor, state: State | None, storages: dict[Name, Sto
             raise TypeError(
                 f"{name} is {parameter.dtype} but was {dtype} in earlier steps; {remedy}"
             )
-    for moment, storage in storages.items():
-        kept = parts(state, moment)
-        if kept and not moments.fits(storage, parameter.shape[1:].numel(), kept):
-            raise ValueError(
-                f"the {moment} moment of {name} must be kept as in earlier steps, got {storage}; "
-                "build a new optimizer to change the memory of a group"
-            )
+    # SGD's momentum may have been switched on since the last step.
+    kept = {moment: storage for moment, storage in storages.items() if parts(state, moment)}
+    check_state(name, state, kept, parameter.shape, remedy=remedy)
 
 
 def check_parameter(parameter: Tensor) -> None:
