@@ -77,6 +77,7 @@ def test_json_and_back_is_the_same_plan(plan, tmp_path):
     path = tmp_path / "plan.json"
     path.write_text(plan.to_json(), encoding="utf-8")
     assert so.Plan.from_json(path) == plan
+    assert so.Plan.from_json(str(path)) == plan
 
 
 def test_a_plan_cannot_be_changed(plan):

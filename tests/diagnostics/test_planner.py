@@ -157,6 +157,16 @@ def test_dense_parameters_are_exact_and_counted():
     assert dense.reason == "dense gradients"
 
 
+def test_tables_may_be_given_as_tensors_of_a_model_or_an_optimizer():
+    model = Small()
+    by_name = so.plan(model, 1.0, tables="dense.weight")
+    assert so.plan(model, 1.0, tables=model.dense.weight) == by_name
+    optimizer = so.Adam(model.named_parameters())
+    assert so.plan(optimizer, 1.0, tables=[model.dense.weight]).memory == by_name.memory
+    with pytest.raises(ValueError, match=r"or their names, got \['a tensor of shape \[2\]'\]"):
+        so.plan(model, 1.0, tables=[torch.ones(2)])
+
+
 def test_named_tables_are_compressed_whatever_their_gradients():
     plan = so.plan(Small(), "10MB", tables=["dense.weight", "words.weight"])
     assert plan.memory.keys() == {"dense.weight", "words.weight"}
@@ -264,6 +274,10 @@ def test_sgd_keeps_nothing_for_tables_without_a_first_moment():
     assert plan.state_bytes == 108
 
 
+def test_an_optimizer_may_be_named_as_recipes_name_it():
+    assert so.plan(LM1B, "1MB", optimizer="adagrad") == so.plan(LM1B, "1MB", optimizer="Adagrad")
+
+
 def test_the_same_request_gives_the_same_plan():
     assert so.plan(LM1B, "1MB") == so.plan(LM1B, "1MB")
 
@@ -312,7 +326,7 @@ def test_a_budget_that_says_nothing_is_refused(budget, error, message):
     ("options", "message"),
     [
         ({"optimizer": "Lion"}, "optimizer must be one of .*, got 'Lion'"),
-        ({"tables": ["head"]}, r"tables must be names of parameters, got \['head'\]"),
+        ({"tables": ["head"]}, r"tables must be trained parameters or their names, got \['head'\]"),
         (
             {"counts": {"head": [1]}},
             r"counts must be given for tables, which are .* got \['head'\]",

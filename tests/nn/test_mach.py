@@ -319,6 +319,12 @@ def test_very_sure_members_still_give_finite_scores():
         assert mach.top_k(inputs, 50, aggregation=aggregation).scores.isfinite().all()
 
 
+def test_recall_takes_what_top_k_gives():
+    mach = ensemble()
+    found = mach.top_k(bags(), 5)
+    assert recall(found, LABELS) == recall(found.ids, LABELS)
+
+
 def test_recall_counts_labels_found_and_leaves_out_examples_without_any():
     found = torch.tensor([[1, 2], [3, 4], [5, 6]])
     assert recall(found, torch.tensor([2, 5, 5])) == pytest.approx(2 / 3)

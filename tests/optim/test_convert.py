@@ -192,10 +192,12 @@ def test_training_goes_on_in_compressed_memory(memory):
     assert sum(after) < 1.1 * sum(before)
 
 
-def test_tables_with_dense_gradients_are_compressed_when_named():
+@pytest.mark.parametrize("form", ["tensors", "names", "one name"])
+def test_tables_with_dense_gradients_are_compressed_when_named(form):
     model, theirs, named = started(torch.optim.Adam, {}, sparse=False)
     table = named["table.weight"]
-    ours = so.from_torch(theirs, tables=[table])
+    forms = {"tensors": [table], "names": ["table.weight"], "one name": "table.weight"}
+    ours = so.from_torch(theirs, tables=forms[form])
     train(model, ours, 3)
     compressed = [name for name, p in named.items() if ours.state[p]["is_compressed"]]
     assert compressed == ["table.weight"]

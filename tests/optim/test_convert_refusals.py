@@ -95,8 +95,11 @@ def test_adagrad_without_gradients_needs_its_tables_named():
 
 def test_a_table_that_is_no_parameter_is_refused():
     _, theirs, named = started(torch.optim.Adam, {}, sparse=False)
-    match = r"tables must be parameters of the optimizer, got another tensor of shape \[2\]"
+    match = (
+        r"tables must be parameters of the optimizer, or their names, got a tensor of shape \[2\]"
+    )
     refused(ValueError, match, theirs, named.items(), tables=[torch.ones(2)])
+    refused(ValueError, "or their names, got 'nope'", theirs, named.items(), tables=["nope"])
 
 
 # -- back to torch ---------------------------------------------------------------------------------

@@ -110,8 +110,13 @@ class Plan(MemoryReport):
 
     @classmethod
     def from_json(cls, text: str | Path) -> "Plan":
-        """The plan that `to_json` wrote, from its text or from a file with it."""
-        plain = json.loads(text.read_text(encoding="utf-8") if isinstance(text, Path) else text)
+        """The plan that `to_json` wrote, from its text or from a file with it.
+
+        A string is the path of a file unless it is JSON, which starts with a brace.
+        """
+        if isinstance(text, Path) or not text.lstrip().startswith("{"):
+            text = Path(text).read_text(encoding="utf-8")
+        plain = json.loads(text)
         parameters = tuple(PlannedParameter.from_dict(entry) for entry in plain["parameters"])
         return cls(parameters, plain["optimizer"], plain["budget_bytes"])
 

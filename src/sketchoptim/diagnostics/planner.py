@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..moments import Name
 from ..optim import SGD, Adagrad, Adam, AdamW, RMSprop
@@ -32,7 +33,7 @@ def plan(
     budget: int | float | str,
     *,
     optimizer: OptimizerName | None = None,
-    tables: Iterable[str] | None = None,
+    tables: Iterable[str | Tensor] | None = None,
     counts: Mapping[str, Any] | None = None,
     ids: Mapping[str, Any] | None = None,
     zipf: float | Mapping[str, float] = _ZIPF,
@@ -66,7 +67,7 @@ def plan(
             state takes: a float up to 1, or "5%".
         optimizer: "Adam" unless an optimizer was given, which also tells its decay and what its
             second moment starts from.
-        tables: Names of the parameters to compress, instead of those with sparse gradients.
+        tables: The parameters to compress, or their names, instead of those with sparse gradients.
         counts: By table, how often each row is touched, ``[rows]``.
         ids: By table, a sample of the ids that training looks up, such as a corpus.
         zipf: Where nothing was measured, the exponent of row frequencies: 0 is uniform, text is 1.
@@ -230,9 +231,10 @@ def _kind(source: Source, optimizer: str | None) -> str:
         is_optimizer = isinstance(source, torch.optim.Optimizer)
         optimizer = type(source).__name__ if is_optimizer else "Adam"
         optimizer = {"SparseAdam": "Adam"}.get(optimizer, optimizer)
-    if optimizer not in _OPTIMIZERS:
+    names = {name.lower(): name for name in _OPTIMIZERS}  # recipes write them small
+    if optimizer.lower() not in names:
         raise ValueError(f"optimizer must be one of {list(_OPTIMIZERS)}, got {optimizer!r}")
-    return optimizer
+    return names[optimizer.lower()]
 
 
 def _moment_names(source: Source, kind: str) -> tuple[Name, ...]:

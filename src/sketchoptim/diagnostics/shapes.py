@@ -50,12 +50,15 @@ class ParameterShape:
         return self.dtype.itemsize * math.prod(self.shape)
 
 
-def parameter_shapes(source: Source, tables: Iterable[str] | None = None) -> list[ParameterShape]:
+def parameter_shapes(
+    source: Source, tables: Iterable[str | Tensor] | None = None
+) -> list[ParameterShape]:
     """The parameters of a model, an optimizer, a file of shapes, or a list of (name, shape).
 
-    Which of them are tables is told by `tables`, their names; where that is None, by the model's
-    layers, by the gradients that the optimizer's parameters have, by the file, or by the shape: in
-    a list, all with two dimensions or more. Frozen parameters never get state, and are left out.
+    Which of them are tables is told by `tables`, these or their names; where that is None, by the
+    model's layers, by the gradients that the optimizer's parameters have, by the file, or by the
+    shape: in a list, all with two dimensions or more. Frozen parameters never get
+    state, and are left out.
     """
     if isinstance(source, str | Path):
         found = list(_of_file(Path(source)))
@@ -76,10 +79,25 @@ def parameter_shapes(source: Source, tables: Iterable[str] | None = None) -> lis
     if tables is None:
         _check_told(source)
         return found
-    chosen = {tables} if isinstance(tables, str) else set(tables)
+    chosen = set(_table_names(source, [tables] if isinstance(tables, str | Tensor) else tables))
     if unknown := sorted(chosen.difference(names)):
-        raise ValueError(f"tables must be names of parameters, got {unknown}; there are {names}")
+        raise ValueError(
+            f"tables must be trained parameters or their names, got {unknown}; there are {names}"
+        )
     return [replace(parameter, is_table=parameter.name in chosen) for parameter in found]
+
+
+def _table_names(source: Source, tables: Iterable[str | Tensor]) -> Iterator[str]:
+    names: dict[Tensor, str] = {}
+    if isinstance(source, nn.Module):
+        names = {parameter: name for name, parameter in trained_parameters(source).items()}
+    elif isinstance(source, torch.optim.Optimizer):
+        names = {parameter: name for name, parameter, _ in named_parameters(source)}
+    for table in tables:
+        if isinstance(table, Tensor):
+            yield names.get(table, f"a tensor of shape {list(table.shape)}")
+        else:
+            yield table
 
 
 def _pairs(source: Any) -> Iterator[tuple[str, Any]]:

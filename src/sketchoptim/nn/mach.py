@@ -288,9 +288,10 @@ class MACH(nn.Module):
             raise ValueError("candidates must be at least one class, got none; None takes all")
 
 
-def recall(found: Tensor, labels: Tensor) -> float:
+def recall(found: Tensor | TopClasses, labels: Tensor) -> float:
     """Recall@k: which part of the labels is among the classes found, [batch, k], in the mean.
 
+    found is what `top_k` of any layer gives.
     labels are [batch], or [batch, most] filled up with -1; what is negative is no label, examples
     without labels are left out, and where none has any, the recall is NaN.
 
@@ -298,6 +299,8 @@ def recall(found: Tensor, labels: Tensor) -> float:
         >>> recall(torch.tensor([[3, 1], [2, 0]]), torch.tensor([1, 7]))
         0.5
     """
+    if isinstance(found, TopClasses):
+        found = found.ids
     if found.dim() != 2 or labels.shape[:1] != found.shape[:1]:
         raise ValueError(
             f"found must be [batch, k] and labels [batch] or [batch, most], got "

@@ -43,7 +43,7 @@ def from_torch(
     optimizer: torch.optim.Optimizer,
     memory: str | Memory = "lean",
     *,
-    tables: Iterable[Tensor] = (),
+    tables: Iterable[Tensor | str] = (),
     schedulers: Sequence[LRScheduler] | None = None,
 ) -> Optimizer:
     """Our optimizer in place of a live one of torch.optim, with its state carried over.
@@ -62,8 +62,8 @@ def from_torch(
     Args:
         optimizer: Of torch.optim, at any point of its run.
         memory: As in our optimizers, for tables.
-        tables: Parameters to compress although their gradients are dense. Adagrad's are named here
-            too when there is no gradient to tell by.
+        tables: Parameters, or their names, to compress although their gradients are dense.
+            Adagrad's are named here too when there is no gradient to tell by.
         schedulers: Those that steer the given optimizer; from now on they steer ours.
 
     >>> table = torch.nn.Embedding(10_000, 64, sparse=True)
@@ -103,7 +103,7 @@ def to_torch(
     optimizer: Optimizer,
     kind: type[torch.optim.Optimizer] | None = None,
     *,
-    parameters: Iterable[Tensor] | None = None,
+    parameters: Iterable[Tensor | str] | None = None,
     schedulers: Sequence[LRScheduler] | None = None,
 ) -> torch.optim.Optimizer:
     """An optimizer of torch.optim in place of one of ours, with exact state from the estimates.
@@ -121,7 +121,7 @@ def to_torch(
     Args:
         optimizer: One of ours.
         kind: Of torch.optim; by default that of the same name. `Adam` may become SparseAdam.
-        parameters: Of the optimizer, those to take over; all by default.
+        parameters: Of the optimizer, those to take over, or their names; all by default.
         schedulers: Those that steer the given optimizer; from now on they steer the new one.
     """
     if not isinstance(optimizer, Optimizer):
@@ -178,15 +178,20 @@ def _checked_kind(
 
 
 def _checked_members(
-    name: str, tensors: Iterable[Tensor], optimizer: torch.optim.Optimizer
+    option: str, given: Iterable[Tensor | str], optimizer: torch.optim.Optimizer
 ) -> set[Tensor]:
-    members, everything = set(tensors), {p for _, p, _ in named_parameters(optimizer)}
-    for tensor in members:
-        if tensor not in everything:
+    everything = {p: name for name, p, _ in named_parameters(optimizer)}
+    by_name = {name: p for p, name in everything.items()}
+    members = set()
+    for one in [given] if isinstance(given, str | Tensor) else given:
+        parameter = by_name.get(one) if isinstance(one, str) else one
+        if parameter is None or parameter not in everything:
+            shown = f"a tensor of shape {list(one.shape)}" if isinstance(one, Tensor) else repr(one)
             raise ValueError(
-                f"{name} must be parameters of the optimizer, got another tensor of shape "
-                f"{list(tensor.shape)}"
+                f"{option} must be parameters of the optimizer, or their names, got {shown}, which "
+                "is none of them"
             )
+        members.add(parameter)
     return members
 
 
