@@ -112,8 +112,8 @@ def to_torch(
     zero. With ``memory="exact"`` the way there and back changes no bit. Ours stays as it was and
     shares no state with the new one; where anything is refused, nothing has changed.
 
-    torch.optim has no optimizer for sparse and dense gradients together. Divide one of ours that
-    has both::
+    torch.optim has no Adam for sparse and dense gradients together. Divide one of ours that has
+    both::
 
         tables = so.to_torch(optimizer, torch.optim.SparseAdam, parameters=[embedding.weight])
         body = so.to_torch(optimizer, parameters=body.parameters())
