@@ -128,11 +128,18 @@ def test_several_optimizers_share_a_model():
 
 @pytest.mark.parametrize("is_sparse", [True, False], ids=["sparse", "dense"])
 @pytest.mark.parametrize("memory", ["exact", "paper-mv"])
-def test_momentum_may_be_switched_on_and_off(memory, is_sparse):
+@pytest.mark.parametrize("dampening", [0.0, 0.5])
+@pytest.mark.parametrize("is_reloaded", [False, True], ids=["", "reloaded"])
+def test_momentum_may_be_switched_on_and_off(memory, is_sparse, dampening, is_reloaded):
     late, never = nn.Parameter(torch.ones(40, 4)), nn.Parameter(torch.ones(40, 4))
-    ours = so.SGD([late], lr=0.1, momentum=0.0, memory=memory)
-    theirs = torch.optim.SGD([never], lr=0.1, momentum=0.0)
-    for momentum in (0.0, 0.9, 0.9, 0.0, 0.9):
+    options = {"lr": 0.1, "momentum": 0.0, "dampening": dampening}
+    ours = so.SGD([late], memory=memory, **options)
+    theirs = torch.optim.SGD([never], **options)
+    for momentum in (0.0, 0.0, 0.9, 0.9, 0.0, 0.9):
+        if is_reloaded:
+            saved = ours.state_dict()
+            ours = so.SGD([late], memory=memory, **options)
+            ours.load_state_dict(saved)
         for parameter, optimizer in ((late, ours), (never, theirs)):
             optimizer.param_groups[0]["momentum"] = momentum
             gradient = torch.zeros(40, 4)

@@ -125,8 +125,9 @@ class Shadow:
             followed.step = int(state["step"])
             group = followed.group
             memory = optimizer._memory(parameter, group)
+            step_of_moments = followed.step - state.get("began_after", 0)
             rule = optimizer._rule(
-                group, followed.step, memory=memory, is_sparse=parameter.grad.is_sparse
+                group, step_of_moments, memory=memory, is_sparse=parameter.grad.is_sparse
             )
             gradient = of_gradient(parameter.grad)
             kept = opened_moments(optimizer, parameter, group)

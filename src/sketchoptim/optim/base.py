@@ -70,7 +70,7 @@ class Optimizer(torch.optim.Optimizer):
         return chosen
 
     def _rule(self, group: Group, step: int, *, memory: Memory, is_sparse: bool) -> Rule:
-        """The numbers of step number `step`, for moments kept as `memory` says."""
+        """The numbers of step number `step` of moments that are kept as `memory` says."""
         raise NotImplementedError
 
     def _torch_step_(self, group: Group, parameters: list[Tensor], states: list[State]) -> None:
@@ -126,7 +126,9 @@ class Optimizer(torch.optim.Optimizer):
                 "shape": torch.tensor(parameter.shape, dtype=torch.int64, device="cpu"),
             }
         for name, storage in self.storages(group, memory).items():
-            if not parts(state, name):  # SGD's momentum may be switched on later
+            if not parts(state, name):
+                if state:  # SGD's momentum was switched on later
+                    fresh["began_after"] = int(state["step"])
                 tensors = moments.create(storage, self._table(parameter), fill=self._fill(group))
                 fresh |= {f"{name}_{part}": tensor for part, tensor in tensors.items()}
         return {**state, **fresh} if fresh else state
@@ -286,7 +288,9 @@ class Optimizer(torch.optim.Optimizer):
 
     def _work(self, slot: Slot, group: Group, gradient: Tensor) -> Work:
         number = int(slot.count.value) + 1
-        rule = self._rule(group, number, memory=slot.memory, is_sparse=gradient.is_sparse)
+        rule = self._rule(
+            group, number - slot.began_after, memory=slot.memory, is_sparse=gradient.is_sparse
+        )
         step = slot.prepare(gradient, rule)
         is_refused = not (slot.is_exact or step.is_finite())
         if is_refused and group["nonfinite"] == "raise":

@@ -21,9 +21,10 @@ class SGD(Optimizer):
         m <- momentum m + (1 - dampening) g
         p <- p - lr * (g + momentum m  if nesterov, else  m)
 
-    As in torch.optim, the first step does not dampen. Under "lean", the default, and every other
-    memory without a first moment, the momentum of a compressed parameter is dropped: it steps by
-    ``lr * g``, and wants a learning rate ``1 / (1 - momentum)`` times as large as with momentum.
+    As in torch.optim, the first step with momentum does not dampen. Under "lean", the default, and
+    every other memory without a first moment, the momentum of a compressed parameter is dropped: it
+    steps by ``lr * g``, and wants a learning rate ``1 / (1 - momentum)`` times as large as with
+    momentum.
     ``memory="paper-mv"`` keeps the momentum in a count-sketch, as Algorithm 2 does.
 
     Args:
@@ -93,7 +94,9 @@ class SGD(Optimizer):
     def _torch_step_(self, group: Group, parameters: list[Tensor], states: list[State]) -> None:
         # torch.optim starts from no buffer at all, which is how it leaves the first step undamped.
         buffers: list[Tensor | None] = [
-            state["first_values"] if group["momentum"] and state["step"] > 0 else None
+            state["first_values"]
+            if group["momentum"] and state["step"] > state.get("began_after", 0)
+            else None
             for state in states
         ]
         torch_sgd.sgd(

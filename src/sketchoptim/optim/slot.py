@@ -30,6 +30,7 @@ class Slot:
         self.is_exact = all(isinstance(storage, Exact) for storage in storages.values())
         # The memory of the tensor, since torch and NumPy take long to get at it.
         self.count = ctypes.c_float.from_address(state["step"].data_ptr())
+        self.began_after: int = state.get("began_after", 0)  # so many steps without the moments
         self.shape, self.dtype, self.device = parameter.shape, parameter.dtype, parameter.device
         self.place, self.is_contiguous = _place(parameter), parameter.is_contiguous()
         self.is_empty = parameter.numel() == 0
