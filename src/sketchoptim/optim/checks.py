@@ -92,9 +92,15 @@ def check_live_state(parameter: Tensor, state: State, storages: dict[Name, Stora
 def check_parameter(parameter: Tensor) -> None:
     """Raises unless the parameter is one that can be stepped."""
     if not parameter.is_floating_point():
-        raise TypeError(f"parameters must be real floating point, got {parameter.dtype}")
+        raise TypeError(
+            f"parameters must be real floating point, got {parameter.dtype} of shape "
+            f"{list(parameter.shape)}; keep complex weights as torch.view_as_real() gives them"
+        )
     if parameter.layout != torch.strided:
-        raise TypeError(f"parameters must be dense tensors, got {parameter.layout}")
+        raise TypeError(
+            f"parameters must be dense tensors, got {parameter.layout} of shape "
+            f"{list(parameter.shape)}; only gradients may be sparse"
+        )
 
 
 def check_gradient(parameter: Tensor | Slot, gradient: Tensor) -> None:
@@ -112,7 +118,7 @@ def check_gradient(parameter: Tensor | Slot, gradient: Tensor) -> None:
     if gradient.is_sparse and gradient.sparse_dim() != 1:
         raise ValueError(
             f"{_gradient_of(parameter)} be sparse in rows alone (sparse_dim 1), "
-            f"got {gradient.sparse_dim()}"
+            f"got {gradient.sparse_dim()}; make it with to_sparse(1)"
         )
 
 
