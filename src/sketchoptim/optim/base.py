@@ -27,7 +27,8 @@ Group = dict[str, Any]
 Options = tuple[object, ...]
 
 _EXACT = PRESETS["exact"]
-_REFUSED_FLAGS = ("amsgrad", "centered", "foreach", "fused", "capturable", "differentiable")
+# Of torch.optim's groups; ours have none of them.
+REFUSED_FLAGS = ("amsgrad", "centered", "foreach", "fused", "capturable", "differentiable")
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -91,7 +92,7 @@ class Optimizer(torch.optim.Optimizer):
         group.setdefault("compress_dense", "memory" in group)
         group["memory"] = Memory.of(group.get("memory", self.defaults["memory"]))
         options = {**self.defaults, **group}
-        for flag in _REFUSED_FLAGS:
+        for flag in REFUSED_FLAGS:
             if options.get(flag):
                 raise ValueError(f"{flag} is not supported by {type(self).__name__}; leave it out")
         self._check_memory(group["memory"])
@@ -268,7 +269,7 @@ class Optimizer(torch.optim.Optimizer):
 
     @functools.cached_property
     def _options_of(self) -> Callable[[Group], Options]:
-        names = {*self.defaults, "compress_dense"}.difference(_REFUSED_FLAGS, ["lr"])
+        names = {*self.defaults, "compress_dense"}.difference(REFUSED_FLAGS, ["lr"])
         return operator.itemgetter(*sorted(names))
 
     def _slot(self, parameter: Tensor, group: Group, options: Options) -> Slot:
@@ -381,7 +382,7 @@ class Optimizer(torch.optim.Optimizer):
             return  # torch.optim says so
         for number, (group, saved) in enumerate(zip(self.param_groups, saved_groups, strict=True)):
             # torch.optim adds a flag of its own to the defaults of a copied or loaded optimizer.
-            expected = set(self.defaults).difference(_REFUSED_FLAGS)
+            expected = set(self.defaults).difference(REFUSED_FLAGS)
             checkpoint.check_options(f"group {number}", expected, set(saved))
             try:
                 memory = Memory.from_dict(saved["memory"])

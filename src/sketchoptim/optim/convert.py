@@ -14,7 +14,7 @@ from ..sketch import LARGEST_VALUE
 from ..storage import PRESETS, Memory, Sketched
 from .adagrad import Adagrad
 from .adam import Adam, AdamW
-from .base import Group, Optimizer
+from .base import REFUSED_FLAGS, Group, Optimizer
 from .opened import named_parameters, opened_moments, row_parts
 from .rmsprop import RMSprop
 from .schedulers import checked_schedulers, hand_over_
@@ -33,8 +33,7 @@ _KINDS: dict[type[torch.optim.Optimizer], tuple[type[Optimizer], dict[Name, str]
 }
 _TAKE_NO_SPARSE = (torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop)
 # How torch.optim computes, not what: nothing is lost without them.
-_DROPPED_OPTIONS = {"foreach", "fused", "amsgrad", "centered", "capturable", "differentiable"}
-_REFUSED_OPTIONS = ("amsgrad", "centered", "capturable", "differentiable")
+_DROPPED_FLAGS = {"foreach", "fused"}
 _OUR_OPTIONS = {"memory", "compress_dense", "nonfinite"}
 
 
@@ -197,13 +196,13 @@ def _checked_members(
 
 def _our_group(number: int, group: Group) -> Group:
     """The group with the options that ours knows, and any that a scheduler or a user added."""
-    for option in _REFUSED_OPTIONS:
-        if group.get(option):
+    for flag in REFUSED_FLAGS:
+        if group.get(flag) and flag not in _DROPPED_FLAGS:
             raise ValueError(
-                f"{option} must be False in group {number}, got {group[option]}: "
+                f"{flag} must be False in group {number}, got {group[flag]}: "
                 "no optimizer of sketchoptim has it"
             )
-    dropped = set(_DROPPED_OPTIONS)
+    dropped = set(REFUSED_FLAGS)
     if "alpha" in group:
         if group["momentum"]:
             raise ValueError(
