@@ -60,17 +60,29 @@ def test_the_advice_ends_with_the_tensor():
 
 
 @on_linux
-def test_fresh_and_loaded_sketches_lie_in_them():
+@pytest.mark.parametrize(
+    ("second", "dim", "part", "expected"),
+    [
+        (so.Sketched(granularity="element", ratio=0.25), 64, "table", True),
+        (so.RankOne(), 1, "table", True),
+        (so.Exact(), 64, "values", False),
+    ],
+    ids=["sketched", "rank-one", "exact"],
+)
+def test_tables_of_sketches_alone_lie_in_them_fresh_or_loaded(second, dim, part, expected):
     # So large that malloc gives it a mapping of its own, not what NumPy had before.
-    weight = torch.zeros(4 * LARGE // 64, 64)
+    weight = torch.zeros(4 * LARGE // dim, dim)
     table = torch.nn.Embedding.from_pretrained(weight, freeze=False, sparse=True)
-    memory = so.Memory(second=so.Sketched(granularity="element", ratio=0.25))
+    memory = so.Memory(second=second)
     optimizer = so.Adam(table.parameters(), memory=memory)
     table(torch.tensor([1, 2])).sum().backward()
     optimizer.step()
     optimizers = [optimizer, so.Adam(table.parameters(), memory=memory)]
     optimizers[1].load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    assert all(is_advised(it.state[table.weight]["second_table"]) for it in optimizers)
+    assert [is_advised(it.state[table.weight][f"second_{part}"]) for it in optimizers] == [
+        expected,
+        expected,
+    ]
     assert not is_advised(table.weight)  # whose memory is not ours
 
 

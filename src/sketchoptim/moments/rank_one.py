@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import hashing
+from .. import hashing, pages
 from ..sketch import CountMinSketch
 from .moment import Average, Moment, State, Table, row_sums
 
@@ -23,7 +23,7 @@ class RankOneMoment(Moment):
     def create(table: Table, fill: float) -> State:
         wide: Any = {"dtype": torch.float32, "device": table.device}
         return {
-            "table": torch.full((1, table.rows, 1), fill * table.dim, **wide),
+            "table": pages.empty((1, table.rows, 1), **wide).fill_(fill * table.dim),
             "scale": torch.ones((), dtype=torch.float32, device="cpu"),
             "words": hashing.injective(table.rows, 1).to(table.device),
             "columns": torch.full((table.dim,), fill * table.rows, **wide),

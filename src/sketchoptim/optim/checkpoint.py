@@ -60,7 +60,8 @@ def restored(parameter: Tensor, saved: dict[str, Any]) -> dict[str, Any]:
         device = torch.device("cpu") if is_host else parameter.device
         dtype = parameter.dtype if part == "values" else value.dtype
         # Laid out in order, whatever layout was saved: kernels read memory, not strides.
-        state[key] = pages.empty(value.shape, dtype=dtype, device=device).copy_(value.detach())
+        empty = pages.empty if part == "table" else torch.empty  # as fresh state is made
+        state[key] = empty(value.shape, dtype=dtype, device=device).copy_(value.detach())
     return state
 
 
