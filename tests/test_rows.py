@@ -124,7 +124,6 @@ def test_a_coalesced_gradient_is_not_copied(row_shape, dtype):
     found = rows.of_gradient(gradient)
     assert found.values.data_ptr() == gradient._values().data_ptr()
     assert found.ids.data_ptr() == gradient._indices().data_ptr()
-    assert not found.is_dense
 
 
 @pytest.mark.parametrize("ids", [[3, 3, 1], [20, 8, 3], [3, 3, 8]])
@@ -143,7 +142,6 @@ def test_a_sparse_gradient_without_entries_has_no_rows(row_shape, is_coalesced):
     gradient = sparse([], torch.zeros(0, *row_shape), is_coalesced=is_coalesced)
     found = rows.of_gradient(gradient)
     assert len(found) == 0
-    assert not found.is_dense
     assert list(found.chunks()) == []
     assert found.values.shape == (0, *row_shape)
 
@@ -234,7 +232,7 @@ def test_a_chunk_holds_a_row_or_as_many_as_fit(count, dim, chunk_elements, is_de
 def test_a_dense_gradient_is_not_copied(dtype):
     gradient = randn(10, 2, 3, dtype=dtype)
     found = rows.of_gradient(gradient)
-    assert found.is_dense
+    assert found.ids is None
     assert found.values.data_ptr() == gradient.data_ptr()
     (chunk,) = found.chunks()
     assert chunk.gradient.data_ptr() == gradient.data_ptr()
@@ -270,7 +268,7 @@ def test_a_gradient_that_is_not_contiguous_gives_its_rows():
 
 def test_a_scalar_is_one_row_of_one_element():
     found = rows.of_gradient(torch.tensor(3.0))
-    assert (len(found), found.dim, found.is_dense) == (1, 1, True)
+    assert (len(found), found.dim, found.ids) == (1, 1, None)
     ids, addressed, gradients = covered(found)
     assert ids == addressed == [0]
     assert gradients.tolist() == [[3.0]]

@@ -67,7 +67,7 @@ def buckets(words: Tensor, ids: Tensor, width: int) -> Tensor:
     return (u * width) >> 32
 
 
-def signs(words: Tensor, ids: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The sign of every id in every hash row, +1 or -1, of shape ``[depth, k]``."""
+def signs(words: Tensor, ids: Tensor) -> Tensor:
+    """The sign of every id in every hash row, +1 or -1, float32 of shape ``[depth, k]``."""
     negative = (words[:, 2:3] * ids + words[:, 3:4]) < 0
-    return 1 - 2 * negative.to(dtype)
+    return 1 - 2 * negative.float()

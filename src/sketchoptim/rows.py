@@ -37,10 +37,6 @@ class Rows:
         return self.values.shape[0]
 
     @property
-    def is_dense(self) -> bool:
-        return self.ids is None
-
-    @property
     def dim(self) -> int:
         return math.prod(self.values.shape[1:])
 

@@ -72,7 +72,7 @@ class Sketched:
             width halves if the table at half its width would, by its own estimate, be wrong by
             less (`sketchoptim.diagnostics.estimate_error`). The starting width is a multiple of 64.
         dtype: torch.float32, or torch.bfloat16 with stochastic rounding.
-        seed: Of the hash; two parameters never share hash words whatever the seed.
+        seed: Of the hash; under one seed two parameters never share their hash words.
 
     A table shrinks but never grows. Halving adds two neighbours, and a sum does not tell what its
     parts were: a wider table would have to hash anew rows that nobody kept. So start wide, as wide

@@ -138,7 +138,7 @@ class NativeStep:
             values, ids = gradient._values(), gradient._indices()
             if values.is_neg():  # lazily, by a flag that is not in memory
                 values = values.resolve_neg()
-            # A copy where values are expanded, as those of a summed output are.
+            # A copy where values are expanded, as in a gradient that was set by hand.
             self.values = values if values.is_contiguous() else values.contiguous()
             _check(self.values, stepper.parameter.dtype, ids.numel() * stepper.dim)
             self._group(ids)
