@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from moment_runs import opened
 from torch import Tensor
 
 import sketchoptim as so
@@ -84,6 +85,14 @@ def test_tables_of_sketches_alone_lie_in_them_fresh_or_loaded(second, dim, part,
         expected,
     ]
     assert not is_advised(table.weight)  # whose memory is not ours
+
+
+@on_linux
+def test_a_folded_table_lies_in_them():
+    moment = opened(so.Sketched(width=2 * LARGE, depth=1, fold_at=(1,)))
+    moment.maintain_(1)
+    assert moment.tensors["table"].shape == (1, LARGE, 1)
+    assert is_advised(moment.tensors["table"])
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 5), (LARGE // 8, 8)])

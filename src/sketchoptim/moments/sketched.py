@@ -72,8 +72,9 @@ class SketchedMoment(Moment):
 
     def fold_(self) -> None:
         """Halves the width; what every row started from is counted once."""
-        self.sketch.fold_(start=self.start)
-        self.tensors["table"] = self.sketch.table
+        folded = self.sketch.fold_(start=self.start).table
+        table = pages.empty(folded.shape, dtype=folded.dtype, device=folded.device).copy_(folded)
+        self.tensors["table"] = self.sketch.table = table
 
     def _may_fold(self) -> bool:
         """Whether the table at half its width would keep to `fold_when`."""
