@@ -45,7 +45,8 @@ class Sketch:
     0-d float32 tensor on the CPU, so that decaying a table of any size costs one multiplication.
     A bfloat16 table rounds stochastically, with random bits that are a function of `rounds`, the
     number of writes so far, and of the row that is written, not of its place in the call: the same
-    run gives the same bits.
+    run gives the same bits. A table that was filled with a number before anything was added knows
+    that number, as it is stored, so that folding and merging count it once.
     """
 
     is_signed: bool
@@ -88,13 +89,28 @@ class Sketch:
         sketch._bind(**tensors)
         return sketch
 
-    def _bind(self, *, table: Tensor, scale: Tensor, words: Tensor, rounds: Tensor | None) -> None:
-        self.table, self.scale, self.words, self.rounds = table, scale, words, rounds
+    def _bind(
+        self,
+        *,
+        table: Tensor,
+        scale: Tensor,
+        words: Tensor,
+        rounds: Tensor | None = None,
+        start: Tensor | None = None,
+    ) -> None:
+        self.table, self.scale, self.words = table, scale, words
+        self.rounds, self._start = rounds, start
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that the sketch is: table, scale, hash words and, if it rounds, its write count."""
+        """All that the sketch is: table, scale, hash words; how often it rounded; its start."""
         named = {"table": self.table, "scale": self.scale, "words": self.words}
-        return named if self.rounds is None else {**named, "rounds": self.rounds}
+        more = {"rounds": self.rounds, "start": self._start}
+        return named | {part: tensor for part, tensor in more.items() if tensor is not None}
+
+    @property
+    def start(self) -> float:
+        """What a row that was never written reads, but for collisions."""
+        return 0.0 if self._start is None else (self._start * self.scale).item()
 
     @property
     def depth(self) -> int:
@@ -160,7 +176,8 @@ class Sketch:
             raise ValueError(f"factor must be {allowed}, got {factor}")
         scale = self.scale.item() * factor
         if scale == 0.0:
-            self.table.zero_()
+            for stored in self._stored:
+                stored.zero_()
             scale = 1.0
         elif not is_lazy(scale):
             scale, exponent = math.frexp(scale)
@@ -168,36 +185,33 @@ class Sketch:
         self.scale.fill_(scale)
         return self
 
-    def fold_(self, *, start: float = 0.0) -> Self:
+    def fold_(self) -> Self:
         """The sketch at half its width: what adding the same vectors to such a one would give.
 
         A conservative sketch keeps the larger of two neighbours, which is at least the truth.
-
-        Args:
-            start: What every reading was before anything was added, if not 0: counted once.
         """
         if self.width % 2:
             raise ValueError(
                 f"width must be even to fold, got {self.width}; build it with an even width"
             )
         halves = self.table.float().unflatten(1, (-1, 2))
-        self.table = self._rounded(self._folded(halves, start / self.scale.item()))
+        self.table = self._rounded(self._folded(halves))
         return self
 
-    def merge_(self, other: Self, *, start: float = 0.0) -> Self:
-        """The sketch of both streams: `other` must have the same size, hash words and kind.
-
-        Args:
-            other: Is not changed.
-            start: What every reading of both was before anything was added: counted once.
-        """
+    def merge_(self, other: Self) -> Self:
+        """The sketch of both streams: `other` must have the same size, hash words and kind."""
         if type(other) is not type(self) or other.table.shape != self.table.shape:
             raise ValueError(f"other must be like {self!r}, got {other!r}")
         if not torch.equal(other.words, self.words.to(other.words.device)):
             raise ValueError("other must have the same hash words; build both with one seed")
+        if not math.isclose(other.start, self.start, rel_tol=1e-5):
+            raise ValueError(
+                f"other must have started from {self.start:g} as this sketch has, "
+                f"got {other.start:g}; start both alike and scale them alike"
+            )
         ratio = other.scale.item() / self.scale.item()
         merged = self.table.float() + other.table.to(self.table.device).float() * ratio
-        self.table.copy_(self._rounded(merged - start / self.scale.item()))
+        self.table.copy_(self._rounded(merged - self._stored_start))
         return self
 
     # -- for moments: unchecked, in units of the caller's choice ------------------------------
@@ -272,13 +286,23 @@ class Sketch:
         if math.frexp(largest)[1] + exponent > 128:
             raise ValueError(f"factor must leave every estimate finite, got {factor}")
         for part in range(3):  # since 2^exponent itself may not be a float32
-            self.table.mul_(2.0 ** ((exponent + part) // 3))
+            for stored in self._stored:
+                stored.mul_(2.0 ** ((exponent + part) // 3))
+
+    @property
+    def _stored(self) -> list[Tensor]:
+        """What is multiplied by the scale when it is read."""
+        return [self.table] if self._start is None else [self.table, self._start]
+
+    @property
+    def _stored_start(self) -> float:
+        return 0.0 if self._start is None else self._start.item()
 
     def _row_offsets(self) -> Tensor:
         return torch.arange(self.depth, device=self.table.device).unsqueeze(-1) * self.width
 
-    def _folded(self, halves: Tensor, start: float) -> Tensor:
-        return halves.sum(2) - start
+    def _folded(self, halves: Tensor) -> Tensor:
+        return halves.sum(2) - self._stored_start
 
     def _rounded(self, stored: Tensor, at: Tensor | None = None, key: int | None = None) -> Tensor:
         """As the table holds it; rows of the same `at`, under one key, are rounded alike."""
@@ -381,10 +405,10 @@ class CountMinSketch(Sketch):
         size = theory.count_min_size(epsilon=epsilon, delta=delta, items=items, dim=dim)
         return cls(size.depth, size.width, dim, **options)
 
-    def merge_(self, other: Self, *, start: float = 0.0) -> Self:
+    def merge_(self, other: Self) -> Self:
         if isinstance(other, CountMinSketch) and other.conservative != self.conservative:
             raise ValueError("other must be conservative exactly if this sketch is")
-        return super().merge_(other, start=start)
+        return super().merge_(other)
 
     def combine(self, readings: Tensor) -> Tensor:
         return readings.amin(0)
@@ -406,9 +430,9 @@ class CountMinSketch(Sketch):
         ids, values = rows.unique_sums(ids, values.float())
         self.raise_(ids, self._estimates(ids) + values)
 
-    def _folded(self, halves: Tensor, start: float) -> Tensor:
+    def _folded(self, halves: Tensor) -> Tensor:
         # The larger neighbour is at least the truth, tighter than the sum, and has the start once.
-        return halves.amax(2) if self.conservative else super()._folded(halves, start)
+        return halves.amax(2) if self.conservative else super()._folded(halves)
 
 
 def median(readings: Tensor) -> Tensor:

@@ -76,9 +76,26 @@ def test_merging_counts_what_a_row_started_from_once(form):
     for moment in (one, other):
         moved(moment, torch.tensor([7]), torch.full((1, DIM), 0.5), SUM)
         moment.sketch.scale_(0.5)
-    one.sketch.merge_(other.sketch, start=0.125)
+    one.sketch.merge_(other.sketch)
     assert (one.estimate(torch.tensor([7])) == 2 * 0.25 + 0.125).all()
     assert one.estimate(torch.arange(ROWS)).min() == 0.125
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("factor", [0.5, 2.0**-40, 0.0], ids=["lazily", "at once", "to nothing"])
+def test_what_a_row_started_from_shrinks_with_the_table(form, factor):
+    moment = opened(so.Sketched(width=64, **form), rows=ROWS, dim=DIM, fill=0.25)
+    moment.sketch.scale_(factor)
+    moment.fold_()
+    assert moment.sketch.start == 0.25 * factor
+    assert (moment.estimate(torch.arange(ROWS)) == 0.25 * factor).all()
+
+
+def test_merging_what_started_from_another_value_is_refused():
+    one, other = (opened(so.Sketched(width=64), fill=fill).sketch for fill in (0.25, 0.5))
+    with pytest.raises(ValueError, match=r"must have started from 0\.25 .* got 0\.5"):
+        one.merge_(other)
+    assert (one.table == 0.25).all()
 
 
 def test_folding_after_cleaning_keeps_the_cleaned_start_single():
@@ -206,5 +223,5 @@ def test_a_checkpoint_of_a_width_that_folding_does_not_give_is_refused():
     trained(optimizer, parameter, sparse_stream((300, 3), 1))
     saved = optimizer.state_dict()
     saved["state"][0]["second_table"] = torch.zeros(3, 48, 1)
-    with pytest.raises(ValueError, match=r"second_table of parameter 0 has shape \[3, 48, 1\]"):
+    with pytest.raises(ValueError, match=r"its table has shape \[3, 48, 1\], not \[3, 64, 1\]"):
         optimizer.load_state_dict(saved)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from moment_runs import moved
+from moment_runs import moved, opened
 
 import sketchoptim as so
 from sketchoptim import hashing, moments
@@ -95,9 +95,8 @@ def test_an_empty_sketch_has_no_error():
 
 
 def test_what_a_table_was_filled_with_is_no_error():
-    sketch = so.CountMinSketch(3, 64, 2)
-    sketch.table.fill_(0.5)
-    assert estimate_error(sketch, ROWS, start=0.5) == SketchError(ROWS, 0.0, 0.0)
+    sketch = opened(so.Sketched(width=64), fill=0.5).sketch.scale_(0.3)
+    assert estimate_error(sketch, ROWS) == SketchError(ROWS, 0.0, 0.0)
 
 
 def test_noise_without_a_truth_to_be_seen_is_infinitely_wrong():

@@ -167,9 +167,9 @@ def _with_sketch(found: Finding, moment: SketchedMoment, parameter: Tensor) -> F
     touched = _touched(parameter)
     return replace(
         found,
-        occupied=occupied(sketch, start=moment.start),
+        occupied=occupied(sketch),
         load=None if touched is None else touched / sketch.width,
-        error=estimate_error(sketch, _rows(parameter), start=moment.start),
+        error=estimate_error(sketch, _rows(parameter)),
     )
 
 

@@ -145,8 +145,8 @@ def _moments_of(
             width = moment.sketch.width
             details = {
                 "rows_per_bucket": shape[0] / width,
-                "filled": occupied(moment.sketch, start=moment.start),
-                "error": estimate_error(moment.sketch, shape[0], start=moment.start),
+                "filled": occupied(moment.sketch),
+                "error": estimate_error(moment.sketch, shape[0]),
             }
         yield FoundMoment(
             where,

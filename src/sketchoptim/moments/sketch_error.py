@@ -40,12 +40,12 @@ class SketchError:
         return self.row_error / self.row_norm if self.row_norm else math.inf
 
 
-def estimate_error(sketch: Sketch, rows: int, *, start: float = 0.0) -> SketchError:
+def estimate_error(sketch: Sketch, rows: int) -> SketchError:
     """How wrong the sketch's estimates of the row ids below `rows` are, from its table alone.
 
     The error of a row is what other rows left in its buckets. A row that was never written has the
-    same buckets in distribution, and what is read there is nothing but error: with ``P`` ids that
-    no row has::
+    same buckets in distribution, and what is read there is nothing but error. With ``P`` ids that
+    no row has, and with `start`, what the table was filled with before anything was written::
 
         row_error^2 = mean over P of |estimate - start|^2
 
@@ -72,7 +72,6 @@ def estimate_error(sketch: Sketch, rows: int, *, start: float = 0.0) -> SketchEr
     Args:
         sketch: Of either kind, as it stands; it is not changed.
         rows: How many rows may have been written; their ids are below that.
-        start: What the table was filled with before anything was written.
 
     >>> sketch = CountMinSketch(depth=3, width=64, dim=1)
     >>> ids = torch.arange(1000)
@@ -86,18 +85,18 @@ def estimate_error(sketch: Sketch, rows: int, *, start: float = 0.0) -> SketchEr
     if not 1 <= rows <= hashing.MAX_ID + 1:
         raise ValueError(f"rows must be between 1 and 2**32, got {rows}")
     squares = [
-        (sketch.estimate(ids).double() - start).square().sum()
+        (sketch.estimate(ids).double() - sketch.start).square().sum()
         for ids in _phantoms(rows, sketch).split(max(1, SUMMED_AT_ONCE // sketch.dim))
     ]
     mean_square = torch.stack(squares).sum().item() / _PHANTOMS
     return SketchError(
         rows=rows,
         row_error=math.sqrt(mean_square),
-        row_norm=math.sqrt(_squared_norm(sketch, start) / rows),
+        row_norm=math.sqrt(_squared_norm(sketch) / rows),
     )
 
 
-def occupied(sketch: Sketch, *, start: float = 0.0) -> float:
+def occupied(sketch: Sketch) -> float:
     """The share of all buckets into which something was written, over all hash rows.
 
     >>> sketch = CountMinSketch(depth=2, width=4, dim=1).add_(torch.tensor([7]), torch.ones(1, 1))
@@ -105,8 +104,7 @@ def occupied(sketch: Sketch, *, start: float = 0.0) -> float:
     0.25
     """
     written = sum(
-        # A start may have been rounded to bfloat16.
-        int(((cells - start).abs() > start / 128).any(-1).sum())
+        int((cells != sketch.start).any(-1).sum())
         for hash_row in range(sketch.depth)
         for cells in _cells(sketch, hash_row)
     )
@@ -121,13 +119,13 @@ def _phantoms(rows: int, sketch: Sketch) -> Tensor:
     return ids.to(sketch.table.device)
 
 
-def _squared_norm(sketch: Sketch, start: float) -> float:
+def _squared_norm(sketch: Sketch) -> float:
     """The squared length of what was written, the median over the hash rows."""
     found: list[float] = []
     for hash_row in range(sketch.depth):
         sums, squares = torch.zeros(2, sketch.dim, dtype=torch.float64, device=sketch.table.device)
         for cells in _cells(sketch, hash_row):
-            written = cells - start
+            written = cells - sketch.start
             sums += written.sum(0)
             squares += written.square().sum(0)
         if isinstance(sketch, CountMinSketch) and not sketch.conservative:
@@ -140,4 +138,4 @@ def _cells(sketch: Sketch, hash_row: int) -> Iterator[Tensor]:
     """The readings of a hash row's buckets, float64 ``[some, dim]``, a few at a time."""
     scale = sketch.scale.item()
     for part in sketch.table[hash_row].split(max(1, SUMMED_AT_ONCE // sketch.dim)):
-        yield part.double() * scale
+        yield (part.float() * scale).double()

@@ -40,15 +40,10 @@ class SketchedMoment(Moment):
         if storage.dtype != torch.float32:
             state["rounds"] = torch.zeros((), dtype=torch.int64, device="cpu")
         if fill:  # which is every row's own, however many share a bucket
-            state["start"] = torch.tensor(fill, dtype=torch.float32, device="cpu")
+            state["start"] = torch.tensor(fill, dtype=storage.dtype, device="cpu").float()
         if storage.fold_when is not None:
             state["items"] = torch.tensor(table.rows, dtype=torch.int64, device="cpu")
         return state
-
-    @property
-    def start(self) -> float:
-        """What a row that was never written holds."""
-        return self.tensors["start"].item() if "start" in self.tensors else 0.0
 
     def estimate(self, ids: Tensor) -> Tensor:
         return self.sketch.estimate(ids)
@@ -63,16 +58,14 @@ class SketchedMoment(Moment):
         if storage.clean_every is not None and step % storage.clean_every == 0:
             assert storage.clean_by is not None  # the two come together
             self.sketch.scale_(storage.clean_by)
-            if "start" in self.tensors:
-                self.tensors["start"].mul_(storage.clean_by)
         folds = step in storage.fold_at or (step % _FOLD_CHECK_STEPS == 0 and self._may_fold())
         if folds:
             self.fold_()
         return folds
 
     def fold_(self) -> None:
-        """Halves the width; what every row started from is counted once."""
-        folded = self.sketch.fold_(start=self.start).table
+        """Halves the width."""
+        folded = self.sketch.fold_().table
         table = pages.empty(folded.shape, dtype=folded.dtype, device=folded.device).copy_(folded)
         self.tensors["table"] = self.sketch.table = table
 
@@ -85,9 +78,7 @@ class SketchedMoment(Moment):
         trial = sketched_moment(self.storage, name, copies)
         trial.fold_()
         rows = int(self.tensors["items"].item())
-        return (
-            estimate_error(trial.sketch, rows, start=self.start).relative < self.storage.fold_when
-        )
+        return estimate_error(trial.sketch, rows).relative < self.storage.fold_when
 
     def reduced(self, values: Tensor) -> Tensor:
         """The values in the sketch's granularity."""
@@ -214,7 +205,7 @@ def sketched_moment(storage: Sketched, name: Name, tensors: State) -> SketchedMo
 
 
 def _parts(tensors: State) -> dict[str, Tensor | None]:
-    return {part: tensors.get(part) for part in ("table", "scale", "words", "rounds")}
+    return {part: tensors.get(part) for part in ("table", "scale", "words", "rounds", "start")}
 
 
 def _waves(buckets: Tensor) -> Iterator[Tensor]:
