@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import sketchoptim as so
-import sketchoptim.nn
 
 NAMES = [
     "SGD",
@@ -31,6 +30,7 @@ NAMES = [
     "diagnose",
     "from_torch",
     "memory_report",
+    "nn",
     "plan",
     "theory",
     "to_torch",

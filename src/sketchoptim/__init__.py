@@ -7,7 +7,7 @@
 
 from importlib.metadata import version
 
-from . import theory
+from . import nn, theory
 from .diagnostics import Diagnosis, MemoryReport, Plan, diagnose, memory_report, plan
 from .optim import SGD, Adagrad, Adam, AdamW, RMSprop, clip_grad_norm_, from_torch, to_torch
 from .sketch import CountMinSketch, CountSketch
@@ -36,6 +36,7 @@ __all__ = [
     "diagnose",
     "from_torch",
     "memory_report",
+    "nn",
     "plan",
     "theory",
     "to_torch",

@@ -147,6 +147,15 @@ def test_columns_line_up(plan):
         assert set(ends) <= {cell.end() for cell in re.finditer(r"\S+", line)}
 
 
+def test_several_optimizers_are_reported_as_one():
+    first, second = (report_of(PRESET_PLANS[name]) for name in ("lean", "exact"))
+    together = so.memory_report([first[0].optimizer, second[0].optimizer])
+    assert together.parameters == first[1].parameters + second[1].parameters
+    assert together.state_bytes == first[1].state_bytes + second[1].state_bytes
+    with pytest.raises(TypeError, match="optimizer must be one of sketchoptim's, got SGD"):
+        so.memory_report([first[0].optimizer, torch.optim.SGD([torch.ones(1)])])
+
+
 def test_an_optimizer_of_torch_is_refused():
     with pytest.raises(TypeError, match="optimizer must be one of sketchoptim's, got Adam"):
         so.memory_report(torch.optim.Adam([nn.Parameter(torch.ones(2))]))

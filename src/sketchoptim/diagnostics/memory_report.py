@@ -1,5 +1,6 @@
 """Bytes of state by parameter and moment, beside what exact storage would take."""
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -60,14 +61,19 @@ class MemoryReport:
         return text_table(lines, left=2)
 
 
-def memory_report(optimizer: Optimizer) -> MemoryReport:
-    """The bytes that the optimizer's state takes now, by parameter and moment.
+def memory_report(optimizer: Optimizer | Iterable[Optimizer]) -> MemoryReport:
+    """The bytes that the state of an optimizer takes now, or of several, by parameter and moment.
 
     State is made when a parameter gets its first gradient: before that, it takes nothing.
     """
-    if not isinstance(optimizer, Optimizer):
-        raise TypeError(f"optimizer must be one of sketchoptim's, got {type(optimizer).__name__}")
-    found: list[ParameterMemory] = []
+    several = list(optimizer) if isinstance(optimizer, Iterable) else [optimizer]
+    for one in several:
+        if not isinstance(one, Optimizer):
+            raise TypeError(f"optimizer must be one of sketchoptim's, got {type(one).__name__}")
+    return MemoryReport(tuple(found for one in several for found in _parameters(one)))
+
+
+def _parameters(optimizer: Optimizer) -> Iterator[ParameterMemory]:
     for name, parameter, group in named_parameters(optimizer):
         state = optimizer.state.get(parameter, {})
         moment_bytes: dict[str, int] = {
@@ -80,13 +86,10 @@ def memory_report(optimizer: Optimizer) -> MemoryReport:
         }
         has_state = bool(state) or parameter.requires_grad
         exact_moments = len(optimizer.storages(group, PRESETS["exact"])) if has_state else 0
-        found.append(
-            ParameterMemory(
-                name=name,
-                shape=tuple(parameter.shape),
-                parameter_bytes=parameter.nbytes,
-                moment_bytes=moment_bytes,
-                exact_bytes=parameter.nbytes * exact_moments,
-            )
+        yield ParameterMemory(
+            name=name,
+            shape=tuple(parameter.shape),
+            parameter_bytes=parameter.nbytes,
+            moment_bytes=moment_bytes,
+            exact_bytes=parameter.nbytes * exact_moments,
         )
-    return MemoryReport(tuple(found))
