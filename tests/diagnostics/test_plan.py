@@ -1,12 +1,15 @@
 """What a plan is to its user: groups, JSON, and a table that explains it."""
 
 import dataclasses
+from typing import get_args
 
 import pytest
 import torch
 from torch import nn
 
 import sketchoptim as so
+from sketchoptim.diagnostics.plan import described_storage
+from sketchoptim.storage import Storage
 
 
 def tied(rows: int = 3000) -> nn.Module:
@@ -113,6 +116,12 @@ def test_a_sum_in_an_array_is_not_said_to_decay():
 )
 def test_a_first_moment_is_described(first, words):
     assert words in str(so.plan([("words", (5000, 8))], 1.0, first=first))
+
+
+def test_every_storage_is_described_in_words_of_its_own():
+    kinds = get_args(Storage)
+    words = [described_storage(kind(), width=5) for kind in kinds]
+    assert len({*words}) == len(kinds) == 5
 
 
 def test_a_table_without_any_moment_is_described():

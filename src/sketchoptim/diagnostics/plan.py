@@ -8,12 +8,15 @@ from typing import Any
 
 from torch import nn
 
-from ..storage import Memory, Sketched, Storage
+from ..storage import Exact, Memory, RankOne, RowWise, Sketched, Storage, TopSingular
 from .memory_report import MemoryReport, ParameterMemory
 from .prediction import PredictedError
 from .shapes import trained_parameters
 from .text_table import text_table
 
+_WORDS: dict[type, str] = {
+    Exact: "exact", RowWise: "one a row", RankOne: "rank one", TopSingular: "top singular",
+}  # fmt: skip
 _LEGEND = """\
 Zipf: the exponent of row frequencies. Error: what collisions add to the second moment v of the rows
 that a step touches, |estimate - v| / |v|; row: the median of (estimate - v) / v, where rare rows
@@ -153,5 +156,4 @@ def described_storage(storage: Storage, width: int | None = None) -> str:
     if isinstance(storage, Sketched):
         width = storage.width if width is None else width
         return f"by {storage.granularity}, {storage.depth} x {width:,}"
-    words = {"Exact": "exact", "RowWise": "one a row", "RankOne": "rank one"}
-    return words.get(type(storage).__name__, "top singular")
+    return _WORDS[type(storage)]
