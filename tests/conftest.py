@@ -28,6 +28,14 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def every_warning() -> Iterator[None]:
+    """What torch would say once in a process it says in every test, whichever comes first."""
+    torch.set_warn_always(True)
+    yield
+    torch.set_warn_always(False)
+
+
+@pytest.fixture(scope="session", autouse=True)
 def known_backend() -> None:
     """Where no kernels were built, that is said once, before warnings are errors."""
     with warnings.catch_warnings():

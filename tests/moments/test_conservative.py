@@ -12,8 +12,6 @@ import sketchoptim as so
 from sketchoptim import rows
 from sketchoptim.moments import Average
 
-pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
-
 
 @pytest.mark.parametrize("average", [Average(0.99, 1 - 0.99), ADAGRAD], ids=["adam", "adagrad"])
 @pytest.mark.parametrize("storage", [by_row, by_element], ids=["row", "element"])

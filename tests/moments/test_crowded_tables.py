@@ -9,8 +9,6 @@ from moment_runs import by_element
 
 import sketchoptim as so
 
-pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
-
 
 def run_at_load(memory, *, active, optimizer=so.Adam, steps=1, **options):
     """Steps on gradients that touch so many rows of each of two parameters."""

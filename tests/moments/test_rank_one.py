@@ -10,8 +10,6 @@ from moment_runs import moved, opened, random_rows
 import sketchoptim as so
 from sketchoptim.moments import Average
 
-pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
-
 SUM = Average(1.0, 1.0)
 
 

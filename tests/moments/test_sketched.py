@@ -13,8 +13,6 @@ from moment_runs import ADAGRAD, ADAM, MOMENTUM, by_element, by_row, moved, open
 import sketchoptim as so
 from sketchoptim.moments.sketched import _waves
 
-pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
-
 numbers = st.floats(-1e6, 1e6, width=32)
 
 

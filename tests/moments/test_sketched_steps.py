@@ -10,8 +10,6 @@ import sketchoptim as so
 from sketchoptim import rows
 from sketchoptim.moments import Average
 
-pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
-
 BITWISE = {
     "exact": "exact",
     "row-wise": "row-wise",

@@ -20,8 +20,6 @@ from torch import nn
 import sketchoptim as so
 from sketchoptim import hashing
 
-pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
-
 SHAPE, STEPS, RATE = (30, 4), 50, 0.05
 BACKENDS = (None, *backends.LEVELS[-1:])
 FORMS = {

@@ -9,8 +9,6 @@ from gradients import STREAMS, start
 
 import sketchoptim as so
 
-pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
-
 ROWS, DIM, WIDTH, STEPS = 20, 3, 8, 20
 SHAPES = {"lean": (120, 2)}  # enough rows for a table of several buckets
 
