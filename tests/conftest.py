@@ -1,5 +1,6 @@
 """What every test shares: the same examples on every run, and one thread for tiny tensors."""
 
+import gc
 import warnings
 from collections.abc import Iterator
 
@@ -16,6 +17,12 @@ settings.register_profile(
     "repeatable", derandomize=True, deadline=None, max_examples=50, print_blob=False
 )
 settings.load_profile("repeatable")
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests stay to the end: no search for garbage goes through them once more."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
