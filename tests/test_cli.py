@@ -8,7 +8,7 @@ import torch
 from typer.testing import CliRunner
 
 import sketchoptim as so
-from sketchoptim.cli import build_app
+from sketchoptim.cli import build_app, main
 from sketchoptim.experiments.checkpoints import read_json
 
 LEAN_RUN = Path("runs") / "lean-0.1-0.003-seed0"
@@ -177,17 +177,17 @@ def test_a_plan_that_cannot_be_made_says_why(shapes, arguments, message):
     assert message in result.stderr
 
 
-def test_inspect_prints_what_a_checkpoint_holds(tmp_path):
+def test_inspect_prints_what_a_checkpoint_holds(tmp_path, monkeypatch, capsys):
     table = torch.nn.Embedding(1000, 8, sparse=True)
     optimizer = so.Adam(table.named_parameters())
     table(torch.tensor([1, 2])).sum().backward()
     optimizer.step()
     torch.save({"optimizer": optimizer.state_dict()}, tmp_path / "run.pt")
-    command = "from sketchoptim.cli import main; main()"
-    program = [sys.executable, "-c", command, "inspect", str(tmp_path / "run.pt")]
-    result = subprocess.run(program, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    line = next(line for line in result.stdout.splitlines() if "second" in line)
+    monkeypatch.setattr(sys, "argv", ["sketchoptim", "inspect", str(tmp_path / "run.pt")])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if "second" in line)
     assert "by row, 3 x 41" in line
     assert f"{so.memory_report(optimizer).state_bytes:,}" in line
 

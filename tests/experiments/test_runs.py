@@ -10,7 +10,9 @@ from dataclasses import replace
 import pytest
 import torch
 from rich.console import Console
+from typer.testing import CliRunner
 
+from sketchoptim.cli import build_app
 from sketchoptim.experiments.checkpoints import (
     MismatchError,
     load_checkpoint,
@@ -93,16 +95,15 @@ def log_of(folder):
     ]
 
 
-def command(recipe, output, *options):
-    return [
-        *(sys.executable, "-m", "sketchoptim", "train", str(recipe / "tiny.toml"), "--small"),
-        *("--data", str(recipe / "text.txt"), "--output", str(output), *options),
-    ]
+def arguments(recipe, output):
+    data = str(recipe / "text.txt")
+    return ["train", str(recipe / "tiny.toml"), "--small", "--data", data, "--output", str(output)]
 
 
 def test_a_killed_run_goes_on_and_ends_like_one_that_was_not(folder, tmp_path):
     killed, whole = tmp_path / "killed", tmp_path / "whole"
-    process = subprocess.Popen(command(folder, killed))
+    command = [sys.executable, "-m", "sketchoptim", *arguments(folder, killed)]
+    process = subprocess.Popen(command)
     deadline = time.monotonic() + 120
     while not (killed / "checkpoint.pt").exists() or len(log_of(killed)) < 20:
         assert time.monotonic() < deadline
@@ -111,9 +112,10 @@ def test_a_killed_run_goes_on_and_ends_like_one_that_was_not(folder, tmp_path):
     os.kill(process.pid, signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     assert not (killed / "result.json").exists()
-    resumed = subprocess.run(command(folder, killed), capture_output=True, text=True, check=True)
+    resumed = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "going on from step" in resumed.stdout
-    subprocess.run(command(folder, whole), capture_output=True, check=True)
+    uninterrupted = CliRunner().invoke(build_app(), arguments(folder, whole))
+    assert uninterrupted.exit_code == 0, uninterrupted.output
     first, second = (read_json(output / "result.json") for output in (killed, whole))
     assert without_times(first) == without_times(second)
     assert log_of(killed) == log_of(whole)
