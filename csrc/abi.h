@@ -73,7 +73,7 @@ struct Step {
   int32_t has_nesterov;
   int32_t has_clip;
   int32_t is_ratio;
-  int64_t piece_rows;  // of a dense gradient, which stay in the cache of a thread's core
+  int64_t piece_rows;  // of a dense gradient, that one thread takes at a time
 };
 
 // A search for the `k` best of `count` classes, for each of up to kMaxQueries queries. The score of

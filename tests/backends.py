@@ -74,7 +74,7 @@ def stepping_by(level: str | None, *, threads: int = 1) -> Iterator[Counter]:
             mock.patch.object(native, "library", return_value=chosen),
             # However little there is to do, it is done by all the threads and in pieces.
             mock.patch.object(cpu, "_ELEMENTS_FOR_THREADS", 0),
-            mock.patch.object(cpu, "CHUNK_ELEMENTS", 50),
+            mock.patch.object(cpu, "CHUNK_ELEMENTS", 20),
             mock.patch.object(cpu.NativeStep, "run_", counted_native),
             mock.patch.object(reference.ReferenceStep, "run_", counted_reference),
             mock.patch.object(Tensor, "sqrt", lambda x: torch.from_numpy(np.sqrt(x.numpy()))),

@@ -1,0 +1,63 @@
+"""Steps along dense gradients, as tied embeddings have: ours and torch.optim's Adam, in turn.
+
+    python benchmarks/dense_steps.py
+
+All of them move one table along one gradient; the table is far larger than any cache.
+"""
+
+import argparse
+import statistics
+import time
+
+import torch
+from torch import nn
+
+import sketchoptim as so
+
+
+def optimizers(table: nn.Parameter) -> dict[str, torch.optim.Optimizer]:
+    """What is compared, each with state of its own."""
+    ours = {
+        memory: so.Adam([{"params": [table], "memory": memory}])
+        for memory in ("lean", "row-wise", "paper-v-only")
+    }
+    return {
+        "torch Adam": torch.optim.Adam([table]),
+        "torch Adam, fused": torch.optim.Adam([table], fused=True),
+        **ours,
+    }
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Prints the median time of a step and its ratio to that of the fused Adam."""
+    options = parsed(arguments)
+    torch.set_num_threads(options.threads)
+    table = nn.Parameter(torch.empty(options.rows, options.dim).uniform_(-0.1, 0.1))
+    table.grad = torch.randn(options.rows, options.dim)
+    entrants = optimizers(table)
+    seconds: dict[str, list[float]] = {name: [] for name in entrants}
+    for repetition in range(1 + options.repetitions):
+        for name, optimizer in entrants.items():
+            begin = time.perf_counter()
+            optimizer.step()
+            if repetition:  # the first makes the state
+                seconds[name].append(time.perf_counter() - begin)
+    medians = {name: statistics.median(times) for name, times in seconds.items()}
+    print(f"{options.rows} x {options.dim}, threads: {options.threads}")
+    for name, median in medians.items():
+        ratio = median / medians["torch Adam, fused"]
+        print(f"{name:<20}{1e3 * median:>8.0f} ms{ratio:>8.2f}")
+
+
+def parsed(arguments: list[str] | None) -> argparse.Namespace:
+    """The command line's options."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rows", type=int, default=200_000)
+    parser.add_argument("--dim", type=int, default=256)
+    parser.add_argument("--repetitions", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=1)
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    main()
