@@ -31,7 +31,7 @@ from sketchoptim.experiments.data import read_wikitext
 from sketchoptim.experiments.models import ModelSettings
 from sketchoptim.experiments.tasks import NextWords
 from sketchoptim.experiments.train import Training, TrainSettings
-from sketchoptim.optim.opened import named_parameters
+from sketchoptim.optim.names import named_parameters
 
 MODEL = ModelSettings(dim=256, hidden=256, samples=1024)
 TABLE_LR = 0.03

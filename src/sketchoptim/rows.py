@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,7 +42,7 @@ class Rows:
 
     def chunks(self) -> Iterator[Chunk]:
         """The rows in ascending order, at most `CHUNK_ELEMENTS` elements at a time."""
-        size = max(1, CHUNK_ELEMENTS // max(1, self.dim))
+        size = _rows_in_a_chunk(self.dim)
         dtype = arithmetic_dtype(self.values.dtype)
         for start in range(0, len(self), size):
             stop = min(start + size, len(self))
@@ -53,6 +53,21 @@ class Rows:
             else:
                 ids = self.ids[start:stop]
                 yield Chunk(ids, ids, gradient)
+
+
+def row_chunks(parameter: Tensor, *, dim: int | None = None) -> Iterator[tuple[Any, Tensor]]:
+    """All rows in turn, some `CHUNK_ELEMENTS` numbers at a time: where they are, and their ids."""
+    if not parameter.dim():
+        yield ..., torch.zeros(1, dtype=torch.int64, device=parameter.device)
+        return
+    size = _rows_in_a_chunk(parameter.shape[1:].numel() if dim is None else dim)
+    for start in range(0, parameter.shape[0], size):
+        stop = min(start + size, parameter.shape[0])
+        yield slice(start, stop), torch.arange(start, stop, device=parameter.device)
+
+
+def _rows_in_a_chunk(dim: int) -> int:
+    return max(1, CHUNK_ELEMENTS // max(1, dim))
 
 
 def arithmetic_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -81,7 +96,7 @@ def unique_sums(ids: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     dtype = arithmetic_dtype(values.dtype)
     sums = values.new_zeros((unique.numel(), *values.shape[1:]), dtype=dtype)
     # In slices, because half-precision values are widened on the way.
-    size = max(1, CHUNK_ELEMENTS // max(1, math.prod(values.shape[1:])))
+    size = _rows_in_a_chunk(math.prod(values.shape[1:]))
     for start in range(0, values.shape[0], size):
         part = slice(start, start + size)
         sums.index_add_(0, position[part], values[part].to(dtype))

@@ -10,7 +10,9 @@ from torch import Tensor
 from ..moments import Moment, SketchedMoment
 from ..moments.sketch_error import SketchError, estimate_error, occupied
 from ..optim.base import Group, Optimizer
-from ..optim.opened import named_parameters, opened_moments, row_parts
+from ..optim.names import named_parameters
+from ..optim.opened import opened_moments
+from ..rows import row_chunks
 from ..storage import Memory, RowWise, Sketched, Storage
 from .plan import described_storage
 from .power_law import PowerLaw, power_law, power_law_of
@@ -157,8 +159,8 @@ def _law_of(moment: Moment, storage: Storage, parameter: Tensor) -> PowerLaw:
         isinstance(storage, Sketched) and storage.granularity == "row"
     )
     dim = parameter.shape[1:].numel()
-    parts = row_parts(parameter, dim=1 if is_by_row else dim)
-    chunks = ((ids, moment.estimate(ids)) for _, ids in parts)
+    rows = row_chunks(parameter, dim=1 if is_by_row else dim)
+    chunks = ((ids, moment.estimate(ids)) for _, ids in rows)
     return power_law_of(chunks, rows=_rows(parameter), dim=dim)
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from .. import moments
 from ..moments import SketchedMoment
 from ..moments.sketch_error import SketchError, estimate_error, occupied
+from ..optim.slot import parts
 from ..storage import Exact, Memory, Sketched
 from .plan import described_storage
 from .text_table import text_table
@@ -122,12 +122,7 @@ def _moments_of(
     shape = torch.Size(state["shape"].tolist())
     names: tuple[moments.Name, ...] = ("first", "second")
     for name in names:
-        prefix = f"{name}_"
-        tensors = {
-            key.removeprefix(prefix): value
-            for key, value in state.items()
-            if key.startswith(prefix) and isinstance(value, Tensor)
-        }
+        tensors = parts(state, name)
         if not tensors:
             continue
         storage = getattr(memory, name) if state["is_compressed"] else Exact()
@@ -151,7 +146,7 @@ def _moments_of(
         yield FoundMoment(
             where,
             parameter,
-            shape,
+            tuple(shape),
             int(state["step"].item()),
             name,
             described_storage(storage, width),

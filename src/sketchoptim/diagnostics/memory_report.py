@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ..optim.base import Optimizer
-from ..optim.opened import named_parameters
+from ..optim.names import named_parameters
 from ..storage import PRESETS
 from .text_table import text_table
 

@@ -12,8 +12,9 @@ from torch import Tensor
 from .. import hashing, moments
 from ..moments import Average, Moment, Name, Table
 from ..optim.base import Group, Optimizer
-from ..optim.opened import named_parameters, opened_moments, row_parts
-from ..rows import Rows, of_gradient
+from ..optim.names import named_parameters
+from ..optim.opened import opened_moments
+from ..rows import Rows, of_gradient, row_chunks
 from ..storage import Exact, RankOne, Sketched, Storage, TopSingular
 
 KEPT = "kept"
@@ -164,7 +165,7 @@ class Shadow:
         for method, moment in methods.items():
             exact = beside.exact_for(moment)
             _, *touched_lengths = _lengths(moment, exact, touched)  # of which there may be none
-            all_rows = (ids for _, ids in row_parts(parameter))
+            all_rows = (ids for _, ids in row_chunks(parameter))
             columns, *all_lengths = _lengths(moment, exact, all_rows)
             floats = sum(
                 moment.tensors[part].numel() for part in _NUMBERS if part in moment.tensors

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..optim.opened import named_parameters
+from ..optim.names import named_parameters
 from .frequencies import RowFrequencies
 
 Source = nn.Module | torch.optim.Optimizer | str | Path | Iterable[tuple[str, Iterable[int]]]

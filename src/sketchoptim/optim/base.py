@@ -21,6 +21,7 @@ from ..ops import Rule
 from ..storage import PRESETS, Memory, Sketched, Storage
 from ..warning import warn
 from . import checkpoint, checks
+from .names import name_of
 from .slot import Slot, State, Work, parts
 
 Group = dict[str, Any]
@@ -248,7 +249,7 @@ class Optimizer(torch.optim.Optimizer):
                 else:
                     exact.append(slot)
             except (TypeError, ValueError) as error:
-                error.add_note(f"It is {_name_of(parameter, group)}.")
+                error.add_note(f"It is {name_of(parameter, self)}.")
                 raise
         return exact, works
 
@@ -405,9 +406,3 @@ class Optimizer(torch.optim.Optimizer):
                 state = loaded["state"].get(key)
                 if state:
                     self.state[parameter] = checkpoint.restored(parameter, state)
-
-
-def _name_of(parameter: Tensor, group: Group) -> str:
-    number = next(i for i, other in enumerate(group["params"]) if other is parameter)
-    names = group.get("param_names")
-    return f"parameter {names[number]!r}" if names else f"parameter {number} of its group"

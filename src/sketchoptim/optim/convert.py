@@ -9,13 +9,14 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from .. import moments
 from ..moments import Moment, Name
-from ..rows import of_gradient
+from ..rows import of_gradient, row_chunks
 from ..sketch import LARGEST_VALUE
 from ..storage import PRESETS, Memory, Sketched
 from .adagrad import Adagrad
 from .adam import Adam, AdamW
 from .base import REFUSED_FLAGS, Group, Optimizer
-from .opened import named_parameters, opened_moments, row_parts
+from .names import named_parameters
+from .opened import opened_moments
 from .rmsprop import RMSprop
 from .schedulers import checked_schedulers, hand_over_
 from .sgd import SGD
@@ -310,7 +311,7 @@ def _exact_state(
             continue  # without a buffer the next step starts one
         state[key] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
         if name in opened:
-            for part, ids in row_parts(parameter):
+            for part, ids in row_chunks(parameter):
                 rows = opened[name].estimate(ids).expand(-1, parameter.shape[1:].numel())
                 state[key][part] = rows.reshape(state[key][part].shape).to(parameter.dtype)
     return state
