@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..storage import Exact, RankOne, RowWise, Sketched, Storage
 from .exact import ExactMoment
-from .moment import Average, Moment, Moments, Name, State, Table
+from .moment import Average, Moment, Moments, Name, Parts, Table
 from .rank_one import RankOneMoment
 from .row_wise import RowWiseMoment
 from .sketched import LinearMoment, SketchedMoment, sketched_moment
@@ -22,10 +22,10 @@ __all__ = [
     "Moment",
     "Moments",
     "Name",
+    "Parts",
     "RankOneMoment",
     "RowWiseMoment",
     "SketchedMoment",
-    "State",
     "Table",
     "create",
     "misfit",
@@ -36,7 +36,7 @@ __all__ = [
 HOST_PARTS = frozenset({"scale", "rounds", "start", "items"})
 
 
-def create(storage: Storage, table: Table, *, fill: float = 0.0) -> dict[str, Tensor]:
+def create(storage: Storage, table: Table, *, fill: float = 0.0) -> Parts:
     """The tensors of a fresh moment whose every estimate is `fill`, by the name of their part."""
     match storage:
         case Exact():
@@ -77,7 +77,7 @@ def _on_meta(storage: Storage, shape: torch.Size) -> dict[str, Tensor]:
     return create(storage, Table(shape, torch.float32, torch.device("meta"), 0))
 
 
-def open_moment(storage: Storage, name: Name, tensors: State) -> Moment:
+def open_moment(storage: Storage, name: Name, tensors: Parts) -> Moment:
     """The moment over tensors that `create` made."""
     match storage:
         case Exact():

@@ -4,14 +4,14 @@ import torch
 from torch import Tensor
 
 from ..rows import Rows
-from .moment import Moment, State, Table
+from .moment import Moment, Parts, Table
 
 
 class ExactMoment(Moment):
     """Rows of a tensor of the parameter's shape and dtype; only touched rows move."""
 
     @staticmethod
-    def create(table: Table, fill: float) -> State:
+    def create(table: Table, fill: float) -> Parts:
         values = torch.full(table.shape, fill, dtype=table.dtype, device=table.device)
         return {"values": values}
 

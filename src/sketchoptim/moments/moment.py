@@ -9,7 +9,8 @@ from torch import Tensor
 from ..rows import Rows
 
 Name = Literal["first", "second"]
-State = dict[str, Tensor]
+# The tensors of a moment, by the name of their part.
+Parts = dict[str, Tensor]
 
 # torch shares a sum out between threads from 2^15 elements on, and its bits then depend on them.
 SUMMED_AT_ONCE = 1 << 14
@@ -65,7 +66,7 @@ class Moment:
 
     average: Average
 
-    def __init__(self, tensors: State) -> None:
+    def __init__(self, tensors: Parts) -> None:
         self.tensors = tensors
 
     def begin_(self, average: Average, touched: int) -> None:

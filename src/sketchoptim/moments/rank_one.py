@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .. import hashing, pages
 from ..sketch import CountMinSketch
-from .moment import Average, Moment, State, Table, row_sums
+from .moment import Average, Moment, Parts, Table, row_sums
 
 
 class RankOneMoment(Moment):
@@ -20,7 +20,7 @@ class RankOneMoment(Moment):
     gathers = True
 
     @staticmethod
-    def create(table: Table, fill: float) -> State:
+    def create(table: Table, fill: float) -> Parts:
         wide: Any = {"dtype": torch.float32, "device": table.device}
         return {
             "table": pages.empty((1, table.rows, 1), **wide).fill_(fill * table.dim),
@@ -29,7 +29,7 @@ class RankOneMoment(Moment):
             "columns": torch.full((table.dim,), fill * table.rows, **wide),
         }
 
-    def __init__(self, tensors: State) -> None:
+    def __init__(self, tensors: Parts) -> None:
         super().__init__(tensors)
         self.columns = tensors["columns"]
         self.rows = CountMinSketch.over(

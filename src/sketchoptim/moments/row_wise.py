@@ -3,14 +3,14 @@
 import torch
 from torch import Tensor
 
-from .moment import Moment, State, Table, row_sums
+from .moment import Moment, Parts, Table, row_sums
 
 
 class RowWiseMoment(Moment):
     """A float32 vector with an entry for each row; only touched rows move."""
 
     @staticmethod
-    def create(table: Table, fill: float) -> State:
+    def create(table: Table, fill: float) -> Parts:
         rows = torch.full((table.rows,), fill, dtype=torch.float32, device=table.device)
         return {"rows": rows}
 

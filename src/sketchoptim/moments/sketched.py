@@ -9,7 +9,7 @@ from .. import hashing, pages
 from ..rows import Rows
 from ..sketch import CountMinSketch, CountSketch, Location, Sketch
 from ..storage import Sketched
-from .moment import Average, Moment, Name, State, Table, row_sums
+from .moment import Average, Moment, Name, Parts, Table, row_sums
 from .sketch_error import estimate_error
 
 # Between two looks at whether a table may fold: what a moment decayed by .999 remembers.
@@ -19,17 +19,17 @@ _FOLD_CHECK_STEPS = 1000
 class SketchedMoment(Moment):
     """What the forms share: first moments in a count-sketch, second ones in a count-min."""
 
-    def __init__(self, storage: Sketched, name: Name, tensors: State) -> None:
+    def __init__(self, storage: Sketched, name: Name, tensors: Parts) -> None:
         super().__init__(tensors)
         self.storage = storage
         self.sketch: Sketch = (
-            CountSketch.over(**_parts(tensors))
+            CountSketch.over(**_sketch_parts(tensors))
             if name == "first"
-            else CountMinSketch.over(conservative=storage.conservative, **_parts(tensors))
+            else CountMinSketch.over(conservative=storage.conservative, **_sketch_parts(tensors))
         )
 
     @staticmethod
-    def create(storage: Sketched, table: Table, fill: float) -> State:
+    def create(storage: Sketched, table: Table, fill: float) -> Parts:
         shape = storage.table_shape(table.rows, table.dim)
         words = hashing.seeded(storage.seed, table.number, storage.depth)
         state = {
@@ -125,7 +125,7 @@ class ConservativeMoment(SketchedMoment):
         self._targets: list[tuple[Tensor, Tensor]] = []
         self._raised: CountMinSketch | None = None
         if touched * self.sketch.dim > self.sketch.table.numel():
-            parts = {**_parts(self.tensors), "table": self.sketch.table.clone()}
+            parts = {**_sketch_parts(self.tensors), "table": self.sketch.table.clone()}
             self._raised = CountMinSketch.over(conservative=True, **parts)
 
     def update_(self, ids: Tensor, values: Tensor) -> Tensor:
@@ -196,7 +196,7 @@ class BucketMoment(ItemMoment):
         return self.sketch.combine(moved)
 
 
-def sketched_moment(storage: Sketched, name: Name, tensors: State) -> SketchedMoment:
+def sketched_moment(storage: Sketched, name: Name, tensors: Parts) -> SketchedMoment:
     """The moment that the storage describes, over existing tensors."""
     if storage.conservative:
         return ConservativeMoment(storage, name, tensors)
@@ -204,7 +204,7 @@ def sketched_moment(storage: Sketched, name: Name, tensors: State) -> SketchedMo
     return forms[storage.decay](storage, name, tensors)
 
 
-def _parts(tensors: State) -> dict[str, Tensor | None]:
+def _sketch_parts(tensors: Parts) -> dict[str, Tensor | None]:
     return {part: tensors.get(part) for part in ("table", "scale", "words", "rounds", "start")}
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .moment import Average, Moment, Name, State, Table
+from .moment import Average, Moment, Name, Parts, Table
 
 
 class TopSingularMoment(Moment):
@@ -19,7 +19,7 @@ class TopSingularMoment(Moment):
     gathers = True
 
     @staticmethod
-    def create(table: Table, fill: float) -> State:
+    def create(table: Table, fill: float) -> Parts:
         length = max(1, table.dim) ** 0.5
         wide: Any = {"dtype": torch.float32, "device": table.device}
         return {
@@ -27,7 +27,7 @@ class TopSingularMoment(Moment):
             "columns": torch.full((table.dim,), 1 / length, **wide),
         }
 
-    def __init__(self, name: Name, tensors: State) -> None:
+    def __init__(self, name: Name, tensors: Parts) -> None:
         super().__init__(tensors)
         self.rows, self.columns = tensors["rows"], tensors["columns"]
         self.is_signed = name == "first"

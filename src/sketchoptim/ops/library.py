@@ -19,7 +19,7 @@ from ..moments import (
     Moment,
     Moments,
     Name,
-    State,
+    Parts,
     Table,
     create,
     open_moment,
@@ -87,7 +87,7 @@ def _step_(
     step.run_()
 
 
-def _named(name: Name, storage: Storage, tensors: list[Tensor]) -> State:
+def _named(name: Name, storage: Storage, tensors: list[Tensor]) -> Parts:
     """The tensors by the names of their parts: they come as `moments.create` made them."""
     table = Table(torch.Size((1, 1)), torch.float32, torch.device("meta"), 0)
     for fill in (0.0, 1.0):  # with a fill, there may be one more

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from .. import moments, ops
-from ..moments import Moments, Name
+from ..moments import Moments, Name, Parts
 from ..ops import Rule
 from ..storage import Exact, Memory, Storage
 
@@ -94,7 +94,7 @@ class Work(NamedTuple):
                 state |= {f"{name}_{part}": tensor for part, tensor in moment.tensors.items()}
 
 
-def parts(state: State, name: Name) -> dict[str, Tensor]:
+def parts(state: State, name: Name) -> Parts:
     """The tensors of one moment, by the name of their part."""
     prefix = f"{name}_"
     return {key.removeprefix(prefix): it for key, it in state.items() if key.startswith(prefix)}
