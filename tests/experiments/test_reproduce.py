@@ -11,6 +11,7 @@ from rich.console import Console
 from sketchoptim.experiments.checkpoints import read_json
 from sketchoptim.experiments.recipes import parse_recipe
 from sketchoptim.experiments.report import comparison_table, write_report
+from sketchoptim.experiments.report.plots import figures
 from sketchoptim.experiments.report.table import comparison, first_below, mean_sd
 from sketchoptim.experiments.reproduce import reproduce
 from sketchoptim.experiments.runs import run_in, run_settings
@@ -167,6 +168,39 @@ def test_a_method_that_diverged_is_reported_as_such(made, tmp_path):
     assert row["s to Adam's best"] == "never"
     assert row["peak memory"] == ""
     assert write_report(replace(made, findings=findings), tmp_path).exists()
+
+
+def test_a_share_of_no_state_is_left_empty(made, tmp_path):
+    exact, lean = made.findings
+    stateless = [{**result, "table_state_bytes": 0} for result in exact.results]
+    changed = replace(made, findings=[replace(exact, results=stateless), lean])
+    columns, rows = comparison(changed)
+    assert [row[columns.index("of Adam's")] for row in rows] == ["", ""]
+    assert rows[0][columns.index("state of tables")] == "0 B"
+    assert write_report(changed, tmp_path).exists()
+
+
+@pytest.mark.parametrize("points", [1, 3])
+@pytest.mark.parametrize("state_bytes", [0, 1000])
+def test_one_method_alone_is_drawn(made, tmp_path, points, state_bytes):
+    lean = made.findings[1]
+    results = [
+        {
+            **result,
+            "table_state_bytes": state_bytes,
+            "losses": result["losses"][:points],
+            "evaluations": result["evaluations"][:points],
+        }
+        for result in lean.results[:1]
+    ]
+    alone = replace(made, findings=[replace(lean, results=results)])
+    assert write_report(alone, tmp_path).exists()
+    for name, points_shown in (("steps", points), ("loss", points)):
+        axes = figures(alone)[name][1].axes[0]
+        low, high = axes.get_xlim()
+        (line,) = axes.lines
+        assert len(line.get_xdata()) == points_shown
+        assert all(low <= x <= high for x in line.get_xdata())
 
 
 def test_what_was_not_measured_is_not_called_diverged(made, tmp_path):

@@ -2,7 +2,7 @@
 
 import io
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ def _losses(made: Reproduction) -> Figure:
     def draw(axes: Axes, finding: Findings, style: dict[str, Any]) -> None:
         for result in finding.results[:1]:
             steps, losses = zip(*result["losses"], strict=True)
-            axes.plot(steps, losses, **style)
+            _plot(axes, steps, losses, style)
 
     figure = _lines(made, draw)
     figure.axes[0].set(xlabel="steps", ylabel="training loss")
@@ -79,14 +79,17 @@ def _quality(made: Reproduction, key: str, label: str) -> Figure:
             points = result["evaluations"]
             if number:
                 style = {**style, "label": "_"}
-            axes.plot(
-                [point[key] for point in points], [point["quality"] for point in points], **style
-            )
+            values = [point["quality"] for point in points]
+            _plot(axes, [point[key] for point in points], values, style)
 
     figure = _lines(made, draw)
     figure.axes[0].set(xlabel=label, ylabel=f"validation {made.recipe.metric}", yscale="log")
     plain_numbers(figure.axes[0].yaxis)
     return figure
+
+
+def _plot(axes: Axes, x: Sequence[float], y: Sequence[float], style: dict[str, Any]) -> None:
+    axes.plot(x, y, marker="o" if len(x) == 1 else "", **style)  # a point is no line
 
 
 def _lines(made: Reproduction, draw: Callable[[Axes, Findings, dict[str, Any]], None]) -> Figure:
@@ -119,10 +122,13 @@ def _bars(made: Reproduction, key: str, *, is_log: bool) -> Figure:
                 0.01, number, "0 B", va="center", size=8, transform=axes.get_yaxis_transform()
             )
     axes.invert_yaxis()
+    # limits of our own: there are none to be found from one bar on a logarithmic axis
+    shown_sizes = [size for size in sizes if size > 0] or [1.0]
+    low, high = min(shown_sizes) / 10, max(shown_sizes)
+    axes.set_xlim(*((low, high * (high / low) ** 0.3) if is_log else (0, 1.3 * high)))
     axes.set_xscale("log" if is_log else "linear")
     axes.set_xticks([], minor=True)
     axes.set_xticks([])
-    axes.margins(x=0.3)
     axes.spines["bottom"].set_visible(False)
     return figure
 

@@ -69,9 +69,10 @@ def _costs(finding: Findings, first: Findings) -> list[str]:
     )
     if not math.isfinite(peak):  # a diverged run's memory was not looked at
         return [""] * 5
+    whole = first.median("table_state_bytes")
     return [
         readable_bytes(state),
-        f"{state / first.median('table_state_bytes'):.3%}",
+        f"{state / whole:.3%}" if whole else "",
         readable_bytes(peak),
         f"{1e3 * step:.1f}",
         f"{1e3 * update:.2f}",
