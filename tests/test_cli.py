@@ -198,3 +198,97 @@ def test_inspect_says_what_is_wrong_with_a_file(shapes):
     )
     assert result.exit_code == 2
     assert "shapes.toml must be a checkpoint that torch.load reads" in result.stderr
+
+
+RECIPE = """
+title = "A small text"
+reference = "none"
+[data]
+kind = "text"
+held_out = 0.1
+[small]
+about = "tiny"
+test_words = 200
+[small.model]
+dim = 8
+hidden = 8
+samples = 5
+[small.train]
+table_lr = 0.05
+steps = 2
+batch = 4
+length = 5
+[methods.sgd]
+optimizer = "sgd"
+[methods.lean]
+"""
+
+
+@pytest.fixture
+def work(tmp_path, monkeypatch):
+    """The working folder: a recipe, its text, and files that are not what they are named."""
+    lines = (" ".join(str(i * i % 37) for i in range(n, n + 9)) + "\n" for n in range(200))
+    files = {
+        "tiny.toml": RECIPE,
+        "words.toml": RECIPE.replace("steps = 2", 'steps = "two"'),
+        "text.txt": "".join(lines),
+        "bad.pt": "even a text may be named so",
+        "bad.npy": "no array",
+        "shapes.toml": SHAPES,
+        "empty/result.json": "{}",
+        "cut/result.json": "{",
+        "damaged/checkpoint.pt": "cut off",
+        "damaged/runs/lean-0.05-0.003-seed0/checkpoint.pt": "cut off",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SKETCHOPTIM_CACHE", str(tmp_path / "cache"))
+    return tmp_path
+
+
+TRAIN = ["tiny.toml", "--small", "--data", "text.txt", "--output"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "words.toml"], "words: small.train.steps must be a whole number, got 'two'"),
+        (["train", *TRAIN, "a", "--device", "cuda:99"], "device must be one that torch finds"),
+        (["train", *TRAIN, "a", "--device", "foo"], "device must be cpu or cuda, got 'foo'"),
+        (["train", *TRAIN, "empty"], "empty/result.json must be the result of a run; remove it"),
+        (["train", *TRAIN, "cut"], "cut/result.json is not JSON"),
+        (["train", *TRAIN, "damaged"], "checkpoint.pt must be a checkpoint that torch.load reads"),
+        (["reproduce", *TRAIN, "a", "--device", "cuda:99"], "device must be one that torch finds"),
+        (["reproduce", *TRAIN, "text.txt/a"], "Not a directory: 'text.txt/a'"),
+        (
+            ["reproduce", *TRAIN, "damaged", "--methods", "lean", "--seeds", "0"],
+            "lean-0.05-0.003-seed0 ended with status 2; see above",
+        ),
+        (["plan", "shapes.toml", "--budget", "1GB", "--json", "no/a"], "No such file .* 'no/a'"),
+        (["inspect", "bad.pt"], "bad.pt must be a checkpoint that torch.load reads by default"),
+        (["bench", "--counts", "bad.npy"], "bad.npy must be a .npy or .npz file of numbers"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_the_user_can_mend_ends_in_a_message(work, arguments, message):
+    result = CliRunner().invoke(build_app(), arguments, env={"NO_COLOR": "1", "COLUMNS": "400"})
+    assert result.exit_code == 2, result.output
+    assert re.search(message, result.stderr), result.stderr
+
+
+def test_a_diverged_training_ends_with_status_1(work):
+    arguments = ["train", *TRAIN, "a", "--table-lr", "1e25"]
+    result = CliRunner().invoke(build_app(), arguments, env={"COLUMNS": "400"})
+    assert result.exit_code == 1
+    assert "diverged: gradients became too large at step 2 of method 'lean'" in result.stdout
+
+
+def test_a_mistake_of_ours_keeps_its_traceback(monkeypatch):
+    def broken():
+        raise TypeError("a mistake")
+
+    monkeypatch.setattr("sketchoptim.diagnostics.doctor.findings", broken)
+    result = CliRunner().invoke(build_app(), ["doctor"])
+    assert isinstance(result.exception, TypeError)

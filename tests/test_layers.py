@@ -9,7 +9,7 @@ import sketchoptim
 
 PACKAGE = "sketchoptim"
 LAYERS = (
-    {"hashing", "theory", "pages", "warning"},
+    {"hashing", "theory", "pages", "parsing", "warning"},
     {"rows"},
     {"sketch"},
     {"storage"},

@@ -34,9 +34,10 @@ def build_app() -> "typer.Typer":
     from .diagnostics import plan as make_plan
     from .diagnostics.doctor import findings
     from .diagnostics.inspection import inspect_checkpoint
-    from .experiments.commands import add_commands
+    from .experiments.commands import Commands, add_commands
 
     app = typer.Typer(
+        cls=Commands,
         help="Memory-compressed optimizers for PyTorch.",
         no_args_is_help=True,
         add_completion=False,
@@ -76,18 +77,15 @@ def build_app() -> "typer.Typer":
         """Time an optimizer's step: ours against torch's, FBGEMM's and a sketch in torch."""
         from .experiments import bench as benches  # draws in matplotlib
 
-        try:
-            settings = benches.selected(
-                quick=quick,
-                parts=only,
-                cases=case,
-                methods=method,
-                threads=threads,
-                clock=clock,
-                seconds=seconds,
-            )
-        except ValueError as error:
-            raise typer.BadParameter(str(error)) from None
+        settings = benches.selected(
+            quick=quick,
+            parts=only,
+            cases=case,
+            methods=method,
+            threads=threads,
+            clock=clock,
+            seconds=seconds,
+        )
         benches.run_bench(settings, counts=counts, output=output, console=Console())
 
     @app.command()
@@ -121,20 +119,17 @@ def build_app() -> "typer.Typer":
         ] = None,
     ) -> None:
         """Say which storage of each table fits a budget, with its bytes and its error."""
-        try:
-            chosen = make_plan(
-                shapes,
-                budget,
-                optimizer=optimizer,
-                granularity=granularity,
-                finest=finest,
-                zipf=zipf,
-                ids_per_step=ids_per_step,
-                beta2=beta2,
-                steps=steps,
-            )
-        except (OSError, TypeError, ValueError) as error:
-            raise typer.BadParameter(str(error)) from None
+        chosen = make_plan(
+            shapes,
+            budget,
+            optimizer=optimizer,
+            granularity=granularity,
+            finest=finest,
+            zipf=zipf,
+            ids_per_step=ids_per_step,
+            beta2=beta2,
+            steps=steps,
+        )
         typer.echo(chosen)
         if json is not None:
             json.write_text(chosen.to_json(), encoding="utf-8")
@@ -146,10 +141,7 @@ def build_app() -> "typer.Typer":
         ],
     ) -> None:
         """Say what a checkpoint holds: bytes, load, and what the sketches say of their error."""
-        try:
-            typer.echo(inspect_checkpoint(checkpoint))
-        except (OSError, ValueError) as error:
-            raise typer.BadParameter(str(error)) from None
+        typer.echo(inspect_checkpoint(checkpoint))
 
     @app.command()
     def doctor() -> None:

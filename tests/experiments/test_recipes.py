@@ -106,6 +106,13 @@ def test_methods_are_chosen_by_name():
         ("epochs = 3", "", "test: full.train: steps must be >= 1, or epochs instead"),
         ("table_lr = 1\n", "table_lr = inf\n", "table_lr must be finite and > 0, got inf"),
         ("seeds = [4, 5]", "seeds = 4", "test: small.seeds must be a list, got 4"),
+        ("seeds = [4, 5]", "seeds = []", "test: small: seeds must be at least one, got none"),
+        (
+            'memory = "exact"',
+            "options = { bettas = 1 }",
+            "options of method 'exact': Adagrad.__init",
+        ),
+        ('data = { path = "small.txt" }', "data = 3", "test: small.data must be a table, got 3"),
         ("seeds = [4, 5]", "seeds = [0.5]", "test: small.seeds must be a whole number, got 0.5"),
         ('"adagrad"', '"lion"', "methods.exact.optimizer must be one of ['adam', 'rmsprop',"),
         ('memory = "exact"', 'memory = "tiny"', "methods.exact.memory: memory must be a Memory or"),
@@ -120,8 +127,14 @@ def test_a_mistake_is_named_with_its_key_and_what_is_allowed(before, after, mess
     text = TEXT.replace(before, after)
     if before == "[small]":
         text = text.replace("[small.", "[tiny.")
-    with pytest.raises((TypeError, ValueError), match=re.escape(message)):
+    with pytest.raises(ValueError, match=re.escape(message)):
         parse_recipe("test", text)
+
+
+@pytest.mark.parametrize("key", ["small", "data", "methods"])
+def test_what_is_to_be_a_table_must_be_one(key):
+    with pytest.raises(ValueError, match=f"test: {key} must be a table, got 3"):
+        parse_recipe("test", f"{key} = 3")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """What is in a checkpoint: parameters, moments, bytes, and what the sketches say of themselves."""
 
 import pickle
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,13 +73,7 @@ def inspect_checkpoint(path: str | Path) -> Inspection:
     estimated from the sketch alone: the l2 norm of (estimate - truth) over that of the truth, over
     all rows.
     """
-    try:
-        loaded = torch.load(path, map_location="cpu")
-    except (pickle.UnpicklingError, EOFError, RuntimeError) as error:
-        raise ValueError(
-            f"{Path(path).name} must be a checkpoint that torch.load reads by default, "
-            "with tensors, numbers, strings, lists and dicts in it; save a state_dict()"
-        ) from error
+    loaded = read_checkpoint(path)
     optimizers = list(_optimizers(loaded))
     if not optimizers:
         kind = ", ".join(map(str, loaded)) if isinstance(loaded, dict) else type(loaded).__name__
@@ -88,6 +83,21 @@ def inspect_checkpoint(path: str | Path) -> Inspection:
         )
     found = [moment for where, packed in optimizers for moment in _moments(where, packed)]
     return Inspection(tuple(found))
+
+
+def read_checkpoint(path: str | Path, *, device: str = "cpu") -> Any:
+    """What `torch.load` reads by default from a file of `torch.save`, or a ValueError."""
+    cause = None
+    try:
+        # what is no archive at all makes the unpickler raise whatever its bytes happen to mean
+        if zipfile.is_zipfile(path):
+            return torch.load(path, map_location=device)
+    except (pickle.UnpicklingError, EOFError, RuntimeError) as error:
+        cause = error
+    raise ValueError(
+        f"{Path(path).name} must be a checkpoint that torch.load reads by default, "
+        "with tensors, numbers, strings, lists and dicts in it; save a state_dict()"
+    ) from cause
 
 
 def _optimizers(thing: Any, where: str = "") -> Iterator[tuple[str, dict[str, Any]]]:

@@ -6,23 +6,19 @@ import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ..optim.names import named_parameters
+from ..parsing import parsed
 from .frequencies import RowFrequencies
 
 Source = nn.Module | torch.optim.Optimizer | str | Path | Iterable[tuple[str, Iterable[int]]]
 
 _WRAPPERS = (nn.parallel.DistributedDataParallel, nn.DataParallel)
-_DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-}
-_OPTIONS = {"name", "shape", "dtype", "zipf", "ids_per_step", "counts"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,30 +174,40 @@ def _of_file(path: Path) -> Iterator[ParameterShape]:
         keys = sorted(listed) if isinstance(listed, dict) else type(listed).__name__
         raise ValueError(f'{path.name} must list parameters under "tables" and "dense", got {keys}')
     for kind in ("tables", "dense"):
-        for entry in listed.get(kind, []):
-            yield _of_entry(entry, path, is_table=kind == "tables")
+        tables = listed.get(kind, [])
+        if not isinstance(tables, list):
+            raise ValueError(f"{path.name}: {kind} must be a list, got {tables!r}")
+        for number, table in enumerate(tables):
+            entry = parsed(_Entry, table, where=f"{path.name}: {kind}[{number}]")
+            yield _of_entry(entry, path.parent, is_table=kind == "tables")
 
 
-def _of_entry(entry: Any, path: Path, *, is_table: bool) -> ParameterShape:
-    if not isinstance(entry, dict) or not {"name", "shape"} <= entry.keys() <= _OPTIONS:
-        raise ValueError(
-            f"an entry of {path.name} must have name and shape, and may have "
-            f"{sorted(_OPTIONS - {'name', 'shape'})}; got {entry}"
-        )
-    name, dtype = entry["name"], entry.get("dtype", "float32")
-    if dtype not in _DTYPES:
-        raise ValueError(f"dtype of {name!r} must be one of {list(_DTYPES)}, got {dtype!r}")
-    shape = tuple(entry["shape"])
-    frequencies = None
-    if "counts" in entry:
-        frequencies = RowFrequencies.of_counts(np.load(path.parent / entry["counts"]))
-    elif "zipf" in entry:
-        frequencies = RowFrequencies.zipf(shape[0], exponent=entry["zipf"])
-    return ParameterShape(
-        name=name,
-        shape=shape,
-        dtype=_DTYPES[dtype],
+@dataclass(frozen=True, kw_only=True)
+class _Entry:
+    """A parameter as a file lists it."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: Literal["float32", "float64", "bfloat16", "float16"] = "float32"
+    zipf: float | None = None
+    counts: str | None = None
+    ids_per_step: int | None = None
+
+
+def _of_entry(entry: _Entry, folder: Path, *, is_table: bool) -> ParameterShape:
+    parameter = ParameterShape(
+        name=entry.name,
+        shape=entry.shape,
+        dtype=getattr(torch, entry.dtype),
         is_table=is_table,
-        frequencies=frequencies,
-        ids_per_step=entry.get("ids_per_step"),
+        ids_per_step=entry.ids_per_step,
     )
+    if not is_table:
+        return parameter
+    if entry.counts is not None:
+        found = RowFrequencies.of_counts(np.load(folder / entry.counts))
+        return replace(parameter, frequencies=found)
+    if entry.zipf is not None:
+        found = RowFrequencies.zipf(entry.shape[0], exponent=entry.zipf)
+        return replace(parameter, frequencies=found)
+    return parameter

@@ -8,6 +8,7 @@ from typing import IO, Any
 
 import torch
 
+from ..diagnostics.inspection import read_checkpoint
 from ..optim.checkpoint import differences
 from .train import Training
 
@@ -24,7 +25,7 @@ def save_checkpoint(path: Path, training: Training, *, about: dict[str, Any]) ->
 
 def load_checkpoint(path: Path, training: Training, *, about: dict[str, Any]) -> None:
     """Goes on with the training from `path`, if that was made by the same settings."""
-    content = torch.load(path, map_location=training.settings.device)
+    content = read_checkpoint(path, device=training.settings.device)
     check_same(path, json.loads(content["about"]), about)
     training.load_state_dict(content["training"])
 
@@ -61,4 +62,7 @@ def write_json(path: Path, content: object) -> None:
 
 def read_json(path: Path) -> Any:
     """What a JSON file holds."""
-    return json.loads(path.read_text(encoding="utf-8"))
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}; remove it") from None

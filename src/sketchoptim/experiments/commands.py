@@ -2,15 +2,14 @@
 
 import shlex
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
 from rich.console import Console
+from typer.core import TyperGroup
 
 from .machine import readable_bytes
 from .recipes import Recipe, Size, load_recipe, recipe_names
@@ -20,6 +19,17 @@ _SMALL = typer.Option("--small", help="The size for two cores, instead of the pa
 _DATA = typer.Option(help="The data's file, folder or archive; default: below SKETCHOPTIM_DATA.")
 _STEPS = typer.Option(min=1, help="Updates, instead of the recipe's.")
 _THREADS = typer.Option(min=1, help="CPU threads; more only pay on an idle machine.")
+
+
+class Commands(TyperGroup):
+    """The commands, of which none shows a traceback for what its user can mend."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """What the command gives."""
+        try:
+            return super().invoke(ctx)
+        except (OSError, ValueError) as error:
+            raise typer.BadParameter(str(error)) from error
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -46,16 +56,15 @@ def demo(
     """Train a language model on Python's own sources with exact Adam and with lean."""
     from .demo import run_demo
 
-    with _clear_errors():
-        run_demo(
-            steps=steps,
-            seed=seed,
-            threads=threads,
-            sources=sources,
-            output=output,
-            command=_command(),
-            console=Console(),
-        )
+    run_demo(
+        steps=steps,
+        seed=seed,
+        threads=threads,
+        sources=sources,
+        output=output,
+        command=_command(),
+        console=Console(),
+    )
 
 
 def train(
@@ -81,24 +90,23 @@ def train(
 
     console = Console()
     torch.set_num_threads(threads)
-    with _clear_errors():
-        loaded, size = _loaded(recipe, small)
-        setting = loaded.sizes[size]
-        settings = run_settings(
-            setting,
-            loaded.chosen([method])[0].method,
-            table_lr=table_lr,
-            body_lr=body_lr,
-            seed=seed,
-            steps=steps,
-            device=device,
-        )
-        if checkpoint_every is not None:
-            setting = replace(setting, checkpoint_every=checkpoint_every)
-        result = run_in(output, setting, settings, data=data, console=console)
+    loaded, size = _loaded(recipe, small)
+    setting = loaded.sizes[size]
+    settings = run_settings(
+        setting,
+        loaded.chosen([method])[0].method,
+        table_lr=table_lr,
+        body_lr=body_lr,
+        seed=seed,
+        steps=steps,
+        device=device,
+    )
+    if checkpoint_every is not None:
+        setting = replace(setting, checkpoint_every=checkpoint_every)
+    result = run_in(output, setting, settings, data=data, console=console)
     if "diverged" in result:
-        console.print(f"[red]{result['diverged']}[/red]")
-        return
+        console.print(f"[red]diverged: {result['diverged']}[/red]")
+        raise typer.Exit(1)
     quality = (
         f"{part} {loaded.metric} {result[part]:.2f}"
         for part in ("valid", "test")
@@ -130,36 +138,35 @@ def reproduce(
     from .report import comparison_table, write_report
 
     console = Console()
-    with _clear_errors():
-        loaded, size = _loaded(recipe, small)
-        setting = loaded.sizes[size]
-        names = methods.split(",") if methods else None
-        loaded.chosen(names)
-        numbers = _whole_numbers(seeds) if seeds else None
-        with console.status("reading the data"):
-            setting.task(data)  # encodes texts, so that no run's memory shows that
-        folder = output or Path("build") / f"{loaded.name}-{size}"
-        folder.mkdir(parents=True, exist_ok=True)
-        made = reproductions.reproduce(
-            loaded,
+    loaded, size = _loaded(recipe, small)
+    setting = loaded.sizes[size]
+    names = methods.split(",") if methods else None
+    loaded.chosen(names)
+    numbers = _whole_numbers(seeds) if seeds else None
+    with console.status("reading the data"):
+        setting.task(data)  # encodes texts, so that no run's memory shows that
+    folder = output or Path("build") / f"{loaded.name}-{size}"
+    folder.mkdir(parents=True, exist_ok=True)
+    made = reproductions.reproduce(
+        loaded,
+        size,
+        methods=names,
+        seeds=numbers,
+        command=_command(),
+        launch=reproductions.launched_train(
+            recipe,
+            setting,
             size,
-            methods=names,
-            seeds=numbers,
-            command=_command(),
-            launch=reproductions.launched_train(
-                recipe,
-                setting,
-                size,
-                steps=steps,
-                data=data,
-                device=device,
-                threads=threads,
-                output=folder,
-                console=console,
-            ),
+            steps=steps,
+            data=data,
+            device=device,
+            threads=threads,
             output=folder,
             console=console,
-        )
+        ),
+        output=folder,
+        console=console,
+    )
     console.print(comparison_table(made, console))
     console.print(f"report: {write_report(made, folder)}")
 
@@ -182,12 +189,3 @@ def _whole_numbers(text: str) -> list[int]:
 def _command() -> str:
     """The command line that this program was started with."""
     return shlex.join(["sketchoptim", *sys.argv[1:]])
-
-
-@contextmanager
-def _clear_errors() -> Iterator[None]:
-    """Turns what the user can mend into a message without a traceback."""
-    try:
-        yield
-    except (FileNotFoundError, ValueError) as error:
-        raise typer.BadParameter(str(error)) from None

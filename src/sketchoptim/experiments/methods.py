@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+import torch
+
 import sketchoptim as so
 
 from ..optim.base import Optimizer
@@ -44,6 +46,10 @@ class Method:
         object.__setattr__(self, "title", self.title or self.name)
         check_optimizer("optimizer", self.optimizer)
         object.__setattr__(self, "memory", so.Memory.of(self.memory))
+        try:
+            made(self.optimizer, [{"params": [torch.zeros(1)]}], memory=self.memory, **self.options)
+        except TypeError as error:
+            raise ValueError(f"options of method {self.name!r}: {error}") from None
 
     @classmethod
     def of(cls, choice: "str | Method") -> "Method":

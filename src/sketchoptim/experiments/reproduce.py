@@ -201,9 +201,10 @@ def launched_train(
             rates = ["--table-lr", repr(table_lr), "--body-lr", repr(body_lr)]
             command = [sys.executable, "-m", "sketchoptim", "train", recipe, *options, *rates]
             command += ["--method", method.name, "--seed", str(seed), "--output", str(folder)]
-            subprocess.run(command, check=True)
+            status = subprocess.run(command).returncode
             result = finished(folder, about)
-            assert result is not None
+            if result is None:
+                raise ValueError(f"{folder.name} ended with status {status}; see above")
         found = "diverged" if "diverged" in result else "trained"
         if result["valid"] is not None:
             found = f"{result['valid']:.1f}"

@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
+
 from .methods import Method, OptimizerName, check_optimizer
 
 Schedule = Literal["linear", "plateau"]
@@ -51,6 +53,7 @@ class TrainSettings:
     def __post_init__(self) -> None:
         object.__setattr__(self, "method", Method.of(self.method))
         check_optimizer("body_optimizer", self.body_optimizer)
+        _check_device(self.device)
         if self.schedule not in ("linear", "plateau"):
             raise ValueError(f'schedule must be "linear" or "plateau", got {self.schedule!r}')
         if self.schedule == "plateau" and not self.evaluate_every:
@@ -80,3 +83,17 @@ class TrainSettings:
         """The method, which the constructor has looked up where it was given by name."""
         assert isinstance(self.method, Method)
         return self.method
+
+
+def _check_device(name: str) -> None:
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device must be cpu or cuda, got {name!r}")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        raise ValueError(
+            f"device must be one that torch finds, got {name!r}; it finds {count} GPUs"
+        )

@@ -9,6 +9,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ..corpora import load_array
+
 _TYPICAL_GRADIENT = 0.01
 
 
@@ -69,7 +71,7 @@ class WordLaw:
     @classmethod
     def from_file(cls, path: Path, *, rows: int) -> "WordLaw":
         """The law of a NumPy file of counts, at least `rows` of them, in any order."""
-        counts = np.load(path).astype(np.float64)
+        counts = load_array(path).astype(np.float64)
         if counts.ndim != 1 or counts.size < rows or not (counts > 0).all():
             raise ValueError(
                 f"{path} must hold at least {rows} positive counts in one dimension, "

@@ -1,5 +1,6 @@
 """Texts and examples: files -> words -> vocabulary by count -> ids."""
 
+from .arrays import load_array
 from .corpus import Corpus, Part, segment, segments
 from .labelled import LabelledTexts, read_labelled
 from .python_sources import read_python_sources, source_files
@@ -14,6 +15,7 @@ __all__ = [
     "Part",
     "Vocabulary",
     "draw_text",
+    "load_array",
     "read_labelled",
     "read_lm1b",
     "read_python_sources",

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from .arrays import load_array
 from .corpus import Corpus
 from .encoded import cache_folder, encoded_lines, encoded_parts, fingerprint
 from .text_files import TextFile, all_lines, text_files
@@ -77,7 +78,7 @@ def draw_text(
     Such a text touches rows as often as the real one does, and says nothing: it is for measuring
     memory and speed, not quality.
     """
-    ends = np.cumsum(np.load(counts).astype(np.int64))
+    ends = np.cumsum(load_array(counts).astype(np.int64))
     generator = np.random.default_rng(seed)
 
     def drawn(size: int) -> torch.Tensor:

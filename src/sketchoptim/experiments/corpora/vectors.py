@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .arrays import load_array
 from .corpus import Part
 
 _PARTS = {"train": 0, "valid": 1, "test": 2}
@@ -64,7 +65,7 @@ def read_vectors(path: str | Path) -> Tensor:
     An .npz holds `embeddings` [examples, dim] and `classes` [examples]; a class's vector is the
     mean of its embeddings.
     """
-    loaded = np.load(path)
+    loaded = load_array(path)
     if isinstance(loaded, np.ndarray):
         return torch.from_numpy(loaded.astype(np.float32))
     missing = {"embeddings", "classes"} - set(loaded.files)

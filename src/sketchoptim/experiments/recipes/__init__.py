@@ -10,6 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
+from ...parsing import checked_table, parsed
 from ...storage import Memory
 from ..classifier import ClassifierSettings
 from ..data import DataSettings
@@ -18,7 +19,6 @@ from ..models import ModelSettings
 from ..settings import TrainSettings
 from ..tasks import ClassOfText, ClassOfView, NextWords, Task
 from ..text_classifier import TextClassifierSettings
-from .parsing import parsed
 
 Size = Literal["full", "small"]
 
@@ -67,6 +67,10 @@ class Setting:
     test_words: int = 1_000_000_000
     log_every: int = 10
     checkpoint_every: int = 1000
+
+    def __post_init__(self) -> None:
+        if not self.seeds:
+            raise ValueError("seeds must be at least one, got none")
 
     def task(self, path: Path | None = None) -> Task:
         """What is learnt, from the data at `path` or where it is looked for."""
@@ -148,7 +152,9 @@ def parse_recipe(name: str, text: str) -> Recipe:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"recipe {name} is not TOML: {error}") from None
-    data, methods = (table.pop(key, {}) for key in ("data", "methods"))
+    data, methods = (
+        checked_table(table.pop(key, {}), where=f"{name}: {key}") for key in ("data", "methods")
+    )
     sizes = {
         size: _setting(table.pop(size), data, where=f"{name}: {size}")
         for size in ("full", "small")
@@ -165,9 +171,10 @@ def parse_recipe(name: str, text: str) -> Recipe:
     return parsed(Recipe, table, where=name, name=name, sizes=sizes, contestants=contestants)
 
 
-def _setting(table: Any, common: dict[str, Any], *, where: str) -> Setting:
-    rest = dict(table)
-    data = parsed(DataSettings, {**common, **rest.pop("data", {})}, where=f"{where}.data")
+def _setting(table: object, common: Mapping[str, Any], *, where: str) -> Setting:
+    rest = dict(checked_table(table, where=where))
+    own = checked_table(rest.pop("data", {}), where=f"{where}.data")
+    data = parsed(DataSettings, {**common, **own}, where=f"{where}.data")
     kinds: dict[str, type] = {
         "model": _MODELS.get(data.kind, ModelSettings),
         "train": TrainSettings,
@@ -179,18 +186,18 @@ def _setting(table: Any, common: dict[str, Any], *, where: str) -> Setting:
     return parsed(Setting, rest, where=where, data=data, **parts)
 
 
-def _contestant(name: str, table: Any, *, where: str) -> Contestant:
-    rest = dict(table)
+def _contestant(name: str, table: object, *, where: str) -> Contestant:
+    rest = dict(checked_table(table, where=where))
     paper = rest.pop("paper", {})
     sweeps = {
         size: parsed(SweepSettings, rest.pop(size), where=f"{where}.{size}")
         for size in ("full", "small")
         if size in rest
     }
-    options = rest.pop("options", {})
+    options = checked_table(rest.pop("options", {}), where=f"{where}.options")
     memory = _memory(rest.pop("memory", "lean"), where=f"{where}.memory")
     method = parsed(Method, rest, where=where, name=name, memory=memory, options=options)
-    return Contestant(method=method, paper=paper, sweeps=sweeps)  # type: ignore[arg-type]
+    return Contestant(method=method, paper=paper, sweeps=sweeps)
 
 
 def _memory(table: Any, *, where: str) -> Memory:

@@ -1,7 +1,8 @@
-"""Tables of a TOML file as dataclasses, with errors that name the key and what it may be."""
+"""Tables of a TOML or JSON file as dataclasses; errors name the key and what it may be."""
 
 import dataclasses
 from collections.abc import Mapping
+from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
@@ -11,15 +12,15 @@ def parsed(kind: type[T], table: object, *, where: str, **given: Any) -> T:
     """The dataclass `kind` made from a table; `given` are fields that do not come from it.
 
     Example:
-        >>> from sketchoptim.experiments.models import ModelSettings
-        >>> parsed(ModelSettings, {"dims": 3}, where="small.model")
+        >>> @dataclasses.dataclass
+        ... class Sizes:
+        ...     dim: int
+        >>> parsed(Sizes, {"dims": 3}, where="small.model")
         Traceback (most recent call last):
         ...
-        ValueError: small.model.dims is not known; allowed are dim, hidden, layers, projection, \
-samples, dropout
+        ValueError: small.model.dims is not known; allowed are dim
     """
-    if not isinstance(table, Mapping):
-        raise TypeError(f"{where} must be a table, got {table!r}")
+    table = checked_table(table, where=where)
     hints = get_type_hints(kind)
     assert dataclasses.is_dataclass(kind)
     fields = {field.name: field for field in dataclasses.fields(kind)}
@@ -37,19 +38,29 @@ samples, dropout
     values = {key: _value(hints[key], value, f"{where}.{key}") for key, value in table.items()}
     try:
         return kind(**values, **given)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"{where}: {error}") from None
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
+def checked_table(value: object, *, where: str) -> Mapping[str, Any]:
+    """The value, if it is a table."""
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{where} must be a table, got {value!r}")
+    return value
 
 
 def _value(hint: Any, value: object, where: str) -> object:
-    """The value, checked against a type: a number, a string, a Literal or a tuple of such."""
+    """The value, checked against a type: a number, a string, a Literal, a tuple or None of such."""
+    others = [kind for kind in get_args(hint) if kind is not NoneType]
+    if get_origin(hint) is UnionType and len(others) == 1:
+        return None if value is None else _value(others[0], value, where)
     if get_origin(hint) is Literal:
         if value not in get_args(hint):
             raise ValueError(f"{where} must be one of {list(get_args(hint))}, got {value!r}")
         return value
     if get_origin(hint) is tuple:
         if not isinstance(value, list):
-            raise TypeError(f"{where} must be a list, got {value!r}")
+            raise ValueError(f"{where} must be a list, got {value!r}")
         return tuple(_value(get_args(hint)[0], item, where) for item in value)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     fits = {
@@ -59,7 +70,7 @@ def _value(hint: Any, value: object, where: str) -> object:
         str: isinstance(value, str),
     }
     if not fits.get(hint, True):
-        raise TypeError(f"{where} must be {_ARTICLES[hint]}, got {value!r}")
+        raise ValueError(f"{where} must be {_ARTICLES[hint]}, got {value!r}")
     return value
 
 
