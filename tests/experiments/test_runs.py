@@ -215,6 +215,13 @@ def test_a_diverged_run_has_a_result_that_says_so(setting, tmp_path, monkeypatch
     assert "loss became nan at step 1" in read_json(tmp_path / "result.json")["diverged"]
 
 
+def test_an_exploded_run_has_a_result_that_says_so(setting, tmp_path):
+    settings = replace(setting.train, table_lr=1e9, steps=1)
+    result = run_in(tmp_path, setting, settings, console=Console(quiet=True))
+    assert result["test"] is None
+    assert "lower table_lr = 1000000000.0" in result["diverged"]
+
+
 def test_progress_shows_loss_rate_and_state(setting, tmp_path):
     console = Console(record=True, width=140, force_terminal=True)
     run_in(tmp_path, setting, setting.train, console=console)

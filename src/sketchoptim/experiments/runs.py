@@ -88,6 +88,8 @@ def finished(folder: Path, about: dict[str, Any]) -> dict[str, Any] | None:
     if not path.exists():
         return None
     found: dict[str, Any] = read_json(path)
+    if not isinstance(found, dict) or not isinstance(found.get("about"), dict):
+        raise ValueError(f"{path} must be the result of a run; remove it")
     check_same(path, found["about"], about)
     return found
 
@@ -122,7 +124,11 @@ def _trained(
             outcome[part] = None
             if setting.test_words:
                 found = training.task.measured(training.model, part, limit=setting.test_words)
-                outcome[part] = found if found < _DIVERGED else None
+                if found < _DIVERGED:
+                    outcome[part] = found
+                else:
+                    rate = training.settings.table_lr
+                    outcome["diverged"] = f"{part} is {found:.3g}; lower table_lr = {rate}"
         return outcome
 
 

@@ -21,6 +21,7 @@ from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 import sketchoptim as so
 
+from ..ops import LARGEST_GRADIENT
 from ..optim.base import Optimizer
 from .corpora import Corpus
 from .methods import made
@@ -65,7 +66,7 @@ class Run:
 
 
 class DivergedError(ArithmeticError):
-    """The loss stopped being a finite number."""
+    """The loss stopped being a finite number, or gradients became too large to go on with."""
 
 
 def train(
@@ -128,13 +129,15 @@ class Training:
         self._clip_()
         value = loss.item()
         if not math.isfinite(value):
-            raise DivergedError(
-                f"loss became {value} at step {self.step + 1} of method "
-                f"{settings.chosen.name!r}; lower table_lr = {settings.table_lr}"
-            )
+            raise self._diverged(f"loss became {value}")
         update_started = time.perf_counter()
-        for optimizer in self.optimizers:
-            optimizer.step()
+        try:
+            for optimizer in self.optimizers:
+                optimizer.step()
+        except ValueError:
+            if all(map(_is_usable, self.model.parameters())):
+                raise
+            raise self._diverged("gradients became too large") from None
         for scheduler in self.schedulers:
             if isinstance(scheduler, LambdaLR):
                 scheduler.step()
@@ -145,6 +148,12 @@ class Training:
         self.update_seconds.append(ended - update_started)
         self.cpu_seconds += time.process_time() - cpu_started
         return value
+
+    def _diverged(self, what: str) -> "DivergedError":
+        return DivergedError(
+            f"{what} at step {self.step + 1} of method {self.settings.chosen.name!r}; "
+            f"lower table_lr = {self.settings.table_lr}"
+        )
 
     @contextmanager
     def _own_random_numbers(self) -> Iterator[None]:
@@ -239,6 +248,14 @@ class Training:
             setattr(self, name, saved[name])
         self.cpu_seconds = saved["cpu_seconds"]
         self.evaluations = [Evaluation(**evaluation) for evaluation in saved["evaluations"]]
+
+
+def _is_usable(parameter: Tensor) -> bool:
+    """Whether no number of the gradient is beyond what a compressed moment takes."""
+    if parameter.grad is None:
+        return True
+    values = parameter.grad.coalesce().values() if parameter.grad.is_sparse else parameter.grad
+    return bool((values.abs() <= LARGEST_GRADIENT).all())
 
 
 def build_optimizers(model: Model, settings: TrainSettings) -> list[Optimizer]:
