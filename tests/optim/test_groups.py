@@ -136,12 +136,13 @@ def test_momentum_may_be_switched_on_and_off(memory, is_sparse, dampening, is_re
     ours = so.SGD([late], memory=memory, **options)
     theirs = torch.optim.SGD([never], **options)
     for momentum in (0.0, 0.0, 0.9, 0.9, 0.0, 0.9):
+        for optimizer in (ours, theirs):
+            optimizer.param_groups[0]["momentum"] = momentum
         if is_reloaded:
             saved = ours.state_dict()
             ours = so.SGD([late], memory=memory, **options)
             ours.load_state_dict(saved)
         for parameter, optimizer in ((late, ours), (never, theirs)):
-            optimizer.param_groups[0]["momentum"] = momentum
             gradient = torch.zeros(40, 4)
             gradient[3] = 1.0
             parameter.grad = gradient

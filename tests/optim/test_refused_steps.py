@@ -52,6 +52,16 @@ def test_no_memory_takes_over_the_state_of_another(pair):
     refuse_step(run, ValueError, "must be kept as in earlier steps")
 
 
+def test_a_step_refuses_a_state_without_one_of_its_moments():
+    run = trained()
+    state = run.optimizer.state[run.model.head.bias]
+    run.backward(batches(1)[0])
+    del state["second_values"]
+    refuse_step(
+        run, ValueError, r"second moment of .* must be kept in Exact\(\), but it has nothing"
+    )
+
+
 def test_a_step_refuses_the_name_of_a_preset_put_into_a_group():
     run = trained_with("lean")
     run.backward(batches(1)[0])

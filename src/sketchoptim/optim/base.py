@@ -42,6 +42,8 @@ class Optimizer(torch.optim.Optimizer):
 
     moment_names: ClassVar[tuple[Name, ...]]
     """The moments that the algorithm has."""
+    late_moments: ClassVar[tuple[Name, ...]] = ()
+    """Those among them that an option may switch on in the middle of a run."""
 
     def __init__(self, params: Any, *, memory: str | Memory, **options: Any) -> None:
         self._forget_()
@@ -129,11 +131,19 @@ class Optimizer(torch.optim.Optimizer):
             }
         for name, storage in self.storages(group, memory).items():
             if not parts(state, name):
-                if state:  # SGD's momentum was switched on later
+                if state:  # it was switched on later
                     fresh["began_after"] = int(state["step"])
                 tensors = moments.create(storage, self._table(parameter), fill=self._fill(group))
                 fresh |= {f"{name}_{part}": tensor for part, tensor in tensors.items()}
         return {**state, **fresh} if fresh else state
+
+    def _expected(self, state: State, storages: dict[Name, Storage]) -> dict[Name, Storage]:
+        """The storages of the moments that a state must have by now."""
+        return {
+            name: storage
+            for name, storage in storages.items()
+            if parts(state, name) or name not in self.late_moments
+        }
 
     def _table(self, parameter: Tensor) -> Table:
         everything = itertools.chain.from_iterable(group["params"] for group in self.param_groups)
@@ -282,7 +292,7 @@ class Optimizer(torch.optim.Optimizer):
             checks.check_memory(slot.group_memory, group["memory"])
         if slot is None or not slot.keeps(memory, storages) or not slot.is_in_place(state):
             if state:
-                checks.check_live_state(parameter, state, storages)
+                checks.check_live_state(parameter, state, self._expected(state, storages))
             slot = Slot(parameter, memory, storages, self._state_of(parameter, group, memory))
         slot.options, slot.group_memory = options, group["memory"]
         slot.is_for_torch = memory.clip is None and storages == self.storages(group, _EXACT)
@@ -396,6 +406,7 @@ class Optimizer(torch.optim.Optimizer):
                 if state:
                     in_force = memory if state.get("is_compressed") else _EXACT
                     storages = self.storages({**self.defaults, **saved}, in_force)
+                    storages = self._expected(state, storages)
                     where = f"parameter {key}"
                     checkpoint.check_saved_state(where, state, storages, parameter.shape)
 

@@ -84,9 +84,7 @@ def check_live_state(parameter: Tensor, state: State, storages: dict[Name, Stora
             raise TypeError(
                 f"{name} is {parameter.dtype} but was {dtype} in earlier steps; {remedy}"
             )
-    # SGD's momentum may have been switched on since the last step.
-    kept = {moment: storage for moment, storage in storages.items() if parts(state, moment)}
-    check_state(name, state, kept, parameter.shape, remedy=remedy)
+    check_state(name, state, storages, parameter.shape, remedy=remedy)
 
 
 def check_parameter(parameter: Tensor) -> None:

@@ -38,6 +38,7 @@ class SGD(Optimizer):
     """
 
     moment_names = ("first",)
+    late_moments = ("first",)
 
     def __init__(
         self,
