@@ -1,5 +1,5 @@
-// The plain C interface between sketchoptim/ops/cpu.py and the kernels: every struct here has its
-// mirror there, field by field. Nothing is allocated for the caller and nothing is kept.
+// The plain C interface of the kernels: every struct here has its mirror, field by field, in
+// sketchoptim/ops/native.py. Nothing is allocated for the caller and nothing is kept.
 #pragma once
 
 #include <cstdint>
@@ -60,7 +60,7 @@ struct Step {
   Gradient gradient;
   Moment first;
   Moment second;
-  float* row_values;  // [rows], with ids: mean squares from inspect(), then each row's second moment
+  float* row_values;  // [rows], with ids: mean squares from inspect(), then the second moments
   float step_size;
   float second_root;
   float eps;
