@@ -65,4 +65,5 @@ def _scale_(gradient: Tensor, factor: Tensor) -> None:
         gradient.shape,
         is_coalesced=gradient.is_coalesced(),
         check_invariants=False,
+        device=gradient.device,
     )
