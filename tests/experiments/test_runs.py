@@ -13,8 +13,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from sketchoptim.cli import build_app
+from sketchoptim.experiments import checkpoints
 from sketchoptim.experiments.checkpoints import (
     MismatchError,
+    TimedCheckpoints,
     load_checkpoint,
     read_json,
     save_checkpoint,
@@ -40,7 +42,6 @@ held_out = 0.1
 about = "tiny"
 test_words = 200
 log_every = 1
-checkpoint_every = 7
 [small.model]
 dim = 8
 hidden = 8
@@ -77,7 +78,6 @@ def setting(folder):
         data=DataSettings(kind="text", path=str(folder / "text.txt"), held_out=0.1),
         test_words=200,
         log_every=1,
-        checkpoint_every=5,
     )
 
 
@@ -103,7 +103,7 @@ def arguments(recipe, output):
 def test_a_killed_run_goes_on_and_ends_like_one_that_was_not(folder, tmp_path):
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     command = [sys.executable, "-m", "sketchoptim", *arguments(folder, killed)]
-    process = subprocess.Popen(command)
+    process = subprocess.Popen([*command, "--checkpoint-seconds", "0"])
     deadline = time.monotonic() + 120
     while not (killed / "checkpoint.pt").exists() or len(log_of(killed)) < 20:
         assert time.monotonic() < deadline
@@ -136,6 +136,25 @@ def test_a_restored_training_has_the_bits_of_the_one_that_was_saved(setting, tmp
     assert restored.losses == saved.losses
     for one, other in zip(saved.model.parameters(), restored.model.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(("seconds", "writing", "saved"), [(30, 0, [30, 60]), (10, 1, [10, 61])])
+def test_checkpoints_come_by_time_and_take_little_of_it(
+    setting, tmp_path, monkeypatch, seconds, writing, saved
+):
+    clock, found = [0.0], []
+
+    def save(path, training, *, about):
+        found.append(clock[0])
+        clock[0] += writing
+
+    monkeypatch.setattr(checkpoints, "save_checkpoint", save)
+    monkeypatch.setattr(checkpoints.time, "monotonic", lambda: clock[0])
+    saves = TimedCheckpoints(tmp_path / "checkpoint.pt", about={}, seconds=seconds)
+    for second in range(1, 90):
+        clock[0] = max(clock[0], float(second))
+        saves.save_if_due(None)
+    assert found == saved
 
 
 def test_a_checkpoint_of_other_settings_is_refused_with_what_differs(setting, tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
@@ -12,6 +13,8 @@ from ..diagnostics.inspection import read_checkpoint
 from ..optim.checkpoint import differences
 from .train import Training
 
+_WRITING = 0.02  # share of the time
+
 
 class MismatchError(ValueError):
     """A folder holds a run with other settings."""
@@ -21,6 +24,29 @@ def save_checkpoint(path: Path, training: Training, *, about: dict[str, Any]) ->
     """Writes the training to `path`; `about` says what it is, and is compared when loading."""
     content = {"about": json.dumps(about, sort_keys=True), "training": training.state_dict()}
     replace_file(path, lambda file: torch.save(content, file))
+
+
+class TimedCheckpoints:
+    """A training's checkpoint, written again every so many seconds.
+
+    Args:
+        path: Its file.
+        about: What the training is.
+        seconds: From one checkpoint to the next; more where writing takes over 2 % of the time.
+    """
+
+    def __init__(self, path: Path, *, about: dict[str, Any], seconds: float) -> None:
+        self.path, self.about, self.seconds = path, about, seconds
+        self._due = time.monotonic() + seconds
+
+    def save_if_due(self, training: Training) -> None:
+        """Writes the checkpoint, if its time has come."""
+        started = time.monotonic()
+        if started < self._due:
+            return
+        save_checkpoint(self.path, training, about=self.about)
+        ended = time.monotonic()
+        self._due = ended + max(self.seconds, (ended - started) / _WRITING)
 
 
 def load_checkpoint(path: Path, training: Training, *, about: dict[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 import shlex
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -75,9 +74,9 @@ def train(
     body_lr: Annotated[float | None, typer.Option(help="Of the dense layers.")] = None,
     seed: Annotated[int, typer.Option(help="Of weights, dropout and negatives.")] = 0,
     steps: Annotated[int | None, _STEPS] = None,
-    checkpoint_every: Annotated[
-        int | None, typer.Option(min=0, help="Steps between checkpoints; 0 for none.")
-    ] = None,
+    checkpoint_seconds: Annotated[
+        float, typer.Option(min=0.0, help="Between checkpoints; at most 2 % of the time.")
+    ] = 30.0,
     data: Annotated[Path | None, _DATA] = None,
     device: Annotated[str, typer.Option(help="cpu, or cuda.")] = "cpu",
     threads: Annotated[int, _THREADS] = 1,
@@ -101,9 +100,14 @@ def train(
         steps=steps,
         device=device,
     )
-    if checkpoint_every is not None:
-        setting = replace(setting, checkpoint_every=checkpoint_every)
-    result = run_in(output, setting, settings, data=data, console=console)
+    result = run_in(
+        output,
+        setting,
+        settings,
+        data=data,
+        checkpoint_seconds=checkpoint_seconds,
+        console=console,
+    )
     if "diverged" in result:
         console.print(f"[red]diverged: {result['diverged']}[/red]")
         raise typer.Exit(1)

@@ -18,11 +18,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from .checkpoints import (
+    TimedCheckpoints,
     check_same,
     load_checkpoint,
     read_json,
     replace_file,
-    save_checkpoint,
     write_json,
 )
 from .corpora import Part
@@ -61,6 +61,7 @@ def run_in(
     settings: TrainSettings,
     *,
     data: Path | None = None,
+    checkpoint_seconds: float = 30.0,
     console: Console,
 ) -> dict[str, Any]:
     """The result of training by `settings`: from `result.json` if that is there, else trained."""
@@ -74,7 +75,8 @@ def run_in(
     if checkpoint.exists():
         load_checkpoint(checkpoint, training, about=about)
         console.print(f"going on from step {training.step:,} of {checkpoint}")
-    outcome = _trained(folder, setting, training, about, console=console)
+    saves = TimedCheckpoints(checkpoint, about=about, seconds=checkpoint_seconds)
+    outcome = _trained(folder, setting, training, saves, console=console)
     result = {"about": about, **outcome, **_costs(training)}
     result |= {"machine": machine(), "versions": versions()}
     write_json(folder / "result.json", result)
@@ -105,7 +107,7 @@ def about_run(setting: Setting, settings: TrainSettings, *, data_sha256: str) ->
 
 
 def _trained(
-    folder: Path, setting: Setting, training: Training, about: dict[str, Any], *, console: Console
+    folder: Path, setting: Setting, training: Training, saves: TimedCheckpoints, *, console: Console
 ) -> dict[str, Any]:
     """How good the model is after all steps; a diverged one is infinitely bad, which JSON lacks."""
     with RunLog(folder, after=training.step) as log, _bar(console, training) as show:
@@ -115,8 +117,7 @@ def _trained(
                 if training.step % setting.log_every == 0 or evaluated:
                     log.write(training, loss)
                 show(loss)
-                if setting.checkpoint_every and training.step % setting.checkpoint_every == 0:
-                    save_checkpoint(folder / "checkpoint.pt", training, about=about)
+                saves.save_if_due(training)
         except DivergedError as error:
             return {"diverged": str(error), "valid": None, "test": None}
         outcome: dict[str, Any] = {"peak_memory_bytes": peak_memory_bytes()}

@@ -55,7 +55,6 @@ class Setting:
         test_words: Words, or examples, of the test data, and of the validation data, that are
             measured on at the end; 0 measures on none, where only memory and speed matter.
         log_every: Steps between lines of the log.
-        checkpoint_every: Steps between checkpoints; 0 writes none.
     """
 
     about: str
@@ -66,7 +65,6 @@ class Setting:
     seeds: tuple[int, ...] = (0, 1, 2)
     test_words: int = 1_000_000_000
     log_every: int = 10
-    checkpoint_every: int = 1000
 
     def __post_init__(self) -> None:
         if not self.seeds:
