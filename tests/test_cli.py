@@ -83,6 +83,7 @@ def test_bad_options_are_named(arguments, message):
         (["train", "wikitext2-adam", "--data", "nowhere"], "no data at nowhere: download wiki"),
         (["reproduce", "wikitext2-adam", "--data", "nowhere"], "no data at nowhere: download"),
         (["reproduce", "demo", "--small", "--methods", "lion"], "must be one of exact, lean, got"),
+        (["reproduce", "demo", "--small", "--methods", "lean, lion"], "lean, got 'lion'"),
         (["reproduce", "demo", "--small", "--seeds", "one"], "seeds must be whole numbers"),
     ],
 )
@@ -167,6 +168,8 @@ def test_the_largest_tables_are_planned_to_the_byte(name, budget, exact, tmp_pat
         (["--budget", "lots"], "budget must be like"),
         (["--budget", "1MB", "--optimizer", "Lion"], "--optimizer"),
         (["--budget", "1MB", "--beta2", "7"], "beta2"),
+        (["--budget", "0.5"], 'budget must be whole bytes, or a share like "50%"'),
+        (["--budget", "1MB", "--zipf", "-1"], "Invalid value for '--zipf'"),
     ],
 )
 def test_a_plan_that_cannot_be_made_says_why(shapes, arguments, message):
@@ -283,6 +286,12 @@ def test_a_diverged_training_ends_with_status_1(work):
     result = CliRunner().invoke(build_app(), arguments, env={"COLUMNS": "400"})
     assert result.exit_code == 1
     assert "diverged: gradients became too large at step 2 of method 'lean'" in result.stdout
+
+
+def test_the_version_is_printed():
+    result = CliRunner().invoke(build_app(), ["--version"])
+    assert (result.exit_code, result.stdout) == (0, f"sketchoptim {so.__version__}\n")
+    assert f"sketchoptim: {so.__version__}\n" in CliRunner().invoke(build_app(), ["doctor"]).stdout
 
 
 def test_a_mistake_of_ours_keeps_its_traceback(monkeypatch):

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from . import __version__
 from .diagnostics.ladder import Finest
 from .diagnostics.planner import OptimizerName
 from .storage import Granularity
@@ -43,6 +44,22 @@ def build_app() -> "typer.Typer":
         add_completion=False,
     )
     add_commands(app)
+
+    def show_version(is_asked: bool) -> None:
+        if is_asked:
+            typer.echo(f"sketchoptim {__version__}")
+            raise typer.Exit
+
+    @app.callback()
+    def options(
+        version: Annotated[
+            bool,
+            typer.Option(
+                "--version", is_eager=True, callback=show_version, help="Print the version."
+            ),
+        ] = False,
+    ) -> None:
+        pass
 
     @app.command()
     def bench(
@@ -107,7 +124,7 @@ def build_app() -> "typer.Typer":
             Finest, typer.Option(help="No table gets more: the default width, or an array.")
         ] = "default",
         zipf: Annotated[
-            float, typer.Option(help="Exponent of row frequencies where the file has none.")
+            float, typer.Option(min=0.0, help="Exponent of row frequencies, if the file has none.")
         ] = 1.0,
         ids_per_step: Annotated[
             int, typer.Option(min=1, help="Ids that a step looks up, repeated ones included.")

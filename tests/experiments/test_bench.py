@@ -350,8 +350,11 @@ def test_chosen_methods_always_bring_the_baseline():
     [
         (["--case", "12x3"], "rows x dim x touched"),
         (["--case", "3x4x5"], "rows >= touched"),
-        (["--method", "nobody"], "methods must be of"),
-        (["--only", "nothing"], "parts must be of"),
+        (["--method", "nobody"], "method must be one of"),
+        (
+            ["--only", "nothing"],
+            "got 'nothing'; see --only",
+        ),
         (["--clock", "sun"], "clock must be"),
         (["--clock", "cpu", "--threads", "2"], "one thread"),
         (["--threads", "0"], "--threads"),

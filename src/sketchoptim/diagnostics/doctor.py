@@ -2,6 +2,7 @@
 
 import os
 import platform
+from importlib.metadata import version
 
 import torch
 
@@ -12,6 +13,7 @@ from ..ops import native
 def findings() -> dict[str, str]:
     """What decides how fast steps are: versions, the backend with its reason, threads."""
     return {
+        "sketchoptim": version("sketchoptim"),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "machine": f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}",

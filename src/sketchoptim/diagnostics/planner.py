@@ -131,7 +131,10 @@ def budget_bytes(budget: int | float | str, exact_bytes: int) -> int:
             raise ValueError(
                 f"the unit of a budget must be one of {list(_UNITS)}, got {match[2]!r}"
             )
-        return int(float(number) * units[match[2].lower()])
+        found = float(number) * units[match[2].lower()]
+        if units[match[2].lower()] == 1 and found != int(found):
+            raise ValueError(f'budget must be whole bytes, or a share like "50%", got {budget!r}')
+        return int(found)
     if isinstance(budget, bool) or not isinstance(budget, Real):  # NumPy's numbers are Real too
         raise TypeError(f"budget must be bytes, a share or a string, got {budget!r}")
     if not isinstance(budget, Integral):

@@ -144,7 +144,7 @@ def reproduce(
     console = Console()
     loaded, size = _loaded(recipe, small)
     setting = loaded.sizes[size]
-    names = methods.split(",") if methods else None
+    names = [name.strip() for name in methods.split(",")] if methods else None
     loaded.chosen(names)
     numbers = _whole_numbers(seeds) if seeds else None
     with console.status("reading the data"):

@@ -182,7 +182,9 @@ class Settings:
             raise ValueError(f"the cpu clock is for one thread, got {self.threads} threads")
         for part in self.parts:
             if part not in PARTS:
-                raise ValueError(f"parts must be of {', '.join(PARTS)}, got {part!r}")
+                raise ValueError(
+                    f"part must be one of {', '.join(PARTS)}, got {part!r}; see --only"
+                )
 
     @classmethod
     def quick(cls) -> "Settings":

@@ -261,7 +261,7 @@ def chosen(names: Sequence[str] | None) -> tuple[Contestant, ...]:
         return CONTESTANTS
     for name in names:
         if name not in BY_NAME:
-            raise ValueError(f"methods must be of {', '.join(BY_NAME)}, got {name!r}")
+            raise ValueError(f"method must be one of {', '.join(BY_NAME)}, got {name!r}")
     return tuple(c for c in CONTESTANTS if c.name in names or c.name == BASELINE)
 
 
