@@ -12,7 +12,8 @@ import torch
 
 from sketchoptim.experiments.recipes import load_recipe
 from sketchoptim.experiments.sweep import best_rate, tune
-from sketchoptim.experiments.train import perplexity, train
+from sketchoptim.experiments.tasks import perplexity
+from sketchoptim.experiments.train import train
 
 GRID = (0.01, 0.03, 0.1)
 

@@ -14,11 +14,12 @@ from pathlib import Path
 import torch
 
 import sketchoptim as so
-from sketchoptim.experiments.data import Corpus, read_wikitext
+from sketchoptim.experiments.corpora import Corpus, read_wikitext
 from sketchoptim.experiments.methods import Method
 from sketchoptim.experiments.models import LanguageModel, ModelSettings
-from sketchoptim.experiments.tasks import NextWords
-from sketchoptim.experiments.train import Training, TrainSettings, perplexity
+from sketchoptim.experiments.settings import TrainSettings
+from sketchoptim.experiments.tasks import NextWords, perplexity
+from sketchoptim.experiments.train import Training
 from sketchoptim.optim.base import Optimizer
 
 MODEL = ModelSettings(dim=256, hidden=256, samples=1024)

@@ -26,9 +26,9 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 import sketchoptim as so
-from sketchoptim.experiments.data import Corpus, read_wikitext, segments
+from sketchoptim.experiments.corpora import Corpus, read_wikitext, segments
 from sketchoptim.experiments.models import LanguageModel, ModelSettings, State
-from sketchoptim.experiments.train import perplexity
+from sketchoptim.experiments.tasks import perplexity
 
 MODEL = ModelSettings(dim=256, hidden=256, samples=1024)
 TABLE_LR, BODY_LR = 0.03, 3e-3

@@ -27,10 +27,11 @@ import torch
 
 from sketchoptim.diagnostics import Shadow
 from sketchoptim.diagnostics.power_law import Spread, power_law
-from sketchoptim.experiments.data import read_wikitext
+from sketchoptim.experiments.corpora import read_wikitext
 from sketchoptim.experiments.models import ModelSettings
+from sketchoptim.experiments.settings import TrainSettings
 from sketchoptim.experiments.tasks import NextWords
-from sketchoptim.experiments.train import Training, TrainSettings
+from sketchoptim.experiments.train import Training
 from sketchoptim.optim.names import named_parameters
 
 MODEL = ModelSettings(dim=256, hidden=256, samples=1024)

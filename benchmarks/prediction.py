@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 import sketchoptim as so
-from sketchoptim.experiments.data import Corpus, read_python_sources, read_wikitext, segments
+from sketchoptim.experiments.corpora import Corpus, read_python_sources, read_wikitext, segments
 from sketchoptim.experiments.models import LanguageModel, ModelSettings
 from sketchoptim.moments import open_moment
 from sketchoptim.moments.sketched import SketchedMoment

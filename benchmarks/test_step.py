@@ -54,14 +54,14 @@ def one_thread():
 @pytest.mark.parametrize("name", BY_NAME)
 def test_step(benchmark, table, name, kind, law, flusher):
     case, parameter = table
-    contestant = BY_NAME[name]
-    for missing, reason in absent((contestant,)).items():
+    rival = BY_NAME[name]
+    for missing, reason in absent((rival,)).items():
         pytest.skip(f"{missing} is {reason}")
     if kind == "coalesced":
         batch = law.coalesced(case.rows, case.dim, case.touched, seed=0)
     else:
         batch = law.raw(case.rows, case.dim, Settings.tokens, seed=0)
-    method = contestant.build(parameter, contestant.memory)
+    method = rival.build(parameter, rival.memory)
 
     def prepare():
         method.prepare(batch)

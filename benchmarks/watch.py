@@ -17,10 +17,11 @@ import torch
 
 import sketchoptim as so
 from sketchoptim.diagnostics import watch
-from sketchoptim.experiments.data import Corpus, read_wikitext
+from sketchoptim.experiments.corpora import Corpus, read_wikitext
 from sketchoptim.experiments.models import ModelSettings
+from sketchoptim.experiments.settings import TrainSettings
 from sketchoptim.experiments.tasks import NextWords
-from sketchoptim.experiments.train import Training, TrainSettings
+from sketchoptim.experiments.train import Training
 
 MODEL = ModelSettings(dim=256, hidden=256, samples=1024)
 EVERY = inspect.signature(watch).parameters["every"].default

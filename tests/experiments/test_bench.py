@@ -21,7 +21,7 @@ from sketchoptim.experiments.bench.cases import (
 )
 from sketchoptim.experiments.bench.gradients import WordLaw
 from sketchoptim.experiments.bench.measure import Entrant, Timing, interleaved
-from sketchoptim.experiments.bench.methods import BY_NAME, CONTESTANTS
+from sketchoptim.experiments.bench.methods import BY_NAME, RIVALS
 from sketchoptim.ops import cpu
 
 OURS = ("lean", "row-wise", "exact", "paper-v-only", "paper-mv", "paper-mv-bf16", "linear-mv")
@@ -89,8 +89,8 @@ def finished(tmp_path_factory):
 
 def test_a_run_prints_every_method_and_writes_json_and_pictures(finished):
     report, printed, folder = finished
-    for contestant in CONTESTANTS:
-        assert contestant.title in printed
+    for rival in RIVALS:
+        assert rival.title in printed
     assert "absent" in printed
     kept = json.loads((folder / "bench.json").read_text(encoding="utf-8"))
     assert kept == json.loads(json.dumps(report.as_dict()))
@@ -213,8 +213,8 @@ def test_too_few_counts_get_a_clear_error(tmp_path):
 def test_a_step_moves_the_touched_rows_and_no_others(name):
     law = WordLaw.zipf(rows=200)
     parameter = nn.Parameter(torch.ones(200, 8))
-    contestant = BY_NAME[name]
-    method = contestant.build(parameter, contestant.memory)
+    rival = BY_NAME[name]
+    method = rival.build(parameter, rival.memory)
     batch = law.coalesced(200, 8, 30, seed=0)
     method.prepare(batch)
     with torch.sparse.check_sparse_tensor_invariants(False):
@@ -227,7 +227,7 @@ def test_fbgemm_moves_the_touched_rows_and_no_others():
     reason = methods.absent((BY_NAME["fbgemm"],)).get("fbgemm")
     if reason is not None:
         pytest.skip(f"FBGEMM is {reason}")
-    method = methods.FbgemmMethod(nn.Parameter(torch.zeros(200, 8)))
+    method = methods.FbgemmStepper(nn.Parameter(torch.zeros(200, 8)))
     (weights,) = method.tables.split_embedding_weights()
     before = weights.clone()
     batch = WordLaw.zipf(rows=200).coalesced(200, 8, 30, seed=0)
@@ -241,8 +241,8 @@ def test_the_sketch_in_torch_operations_uses_no_native_kernel(monkeypatch):
         raise AssertionError("native")
 
     monkeypatch.setattr(cpu, "NativeStep", fail)
-    contestant = BY_NAME["torch-ops-lean"]
-    method = contestant.build(nn.Parameter(torch.ones(50, 4)), contestant.memory)
+    rival = BY_NAME["torch-ops-lean"]
+    method = rival.build(nn.Parameter(torch.ones(50, 4)), rival.memory)
     method.prepare(WordLaw.zipf(rows=50).coalesced(50, 4, 3, seed=0))
     method.step()
 
@@ -267,14 +267,14 @@ def test_ideal_bytes_count_every_distinct_byte_once_each_way(name, expected):
 
 @pytest.mark.parametrize("name", OURS)
 def test_ideal_state_traffic_is_never_more_than_the_state_there_and_back(name):
-    contestant = BY_NAME[name]
+    rival = BY_NAME[name]
     parameter = nn.Parameter(torch.ones(60, 8))
-    method = contestant.build(parameter, contestant.memory)
+    method = rival.build(parameter, rival.memory)
     method.prepare(WordLaw.zipf(rows=60).coalesced(60, 8, 50, seed=0))
     method.step()
     sizes = {"rows": 60, "dim": 8, "entries": 50, "touched": 50}
     stateless = BY_NAME["sgd"].ideal_bytes(**sizes)
-    state = contestant.ideal_bytes(**sizes) - stateless
+    state = rival.ideal_bytes(**sizes) - stateless
     assert 0 < state <= 2 * method.state_bytes()
 
 
@@ -290,7 +290,7 @@ def test_an_fbgemm_for_another_torch_is_reported_not_raised(monkeypatch):
         raise OSError("undefined symbol")
 
     monkeypatch.setattr(methods, "_fbgemm_modules", broken)
-    assert "another torch" in methods.absent(CONTESTANTS)["fbgemm"]
+    assert "another torch" in methods.absent(RIVALS)["fbgemm"]
 
 
 # -- measuring -------------------------------------------------------------------------------

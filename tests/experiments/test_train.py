@@ -3,18 +3,12 @@ import math
 import pytest
 import torch
 
-from sketchoptim.experiments.data import Corpus, Vocabulary
+from sketchoptim.experiments.corpora import Corpus, Vocabulary
 from sketchoptim.experiments.methods import Method
 from sketchoptim.experiments.models import LanguageModel, ModelSettings
-from sketchoptim.experiments.tasks import NextWords
-from sketchoptim.experiments.train import (
-    DivergedError,
-    Training,
-    TrainSettings,
-    build_optimizers,
-    perplexity,
-    train,
-)
+from sketchoptim.experiments.settings import TrainSettings
+from sketchoptim.experiments.tasks import NextWords, perplexity
+from sketchoptim.experiments.train import DivergedError, Training, build_optimizers, train
 from sketchoptim.storage import PRESETS
 
 MODEL = ModelSettings(dim=8, hidden=16, samples=32)

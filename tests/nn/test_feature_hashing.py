@@ -207,6 +207,15 @@ def test_taken_bags_are_those_asked_for(lengths, data, is_signed):
         assert torch.equal(taken.weights, taken.ids * 2.0)
 
 
+@pytest.mark.parametrize("signed", [False, True])
+def test_bags_move_to_a_device_whole(signed):
+    bags = FeatureHashing(features=50, signed=signed)(["a text", "another"])
+    moved = bags.to("meta")
+    parts = [part for part in moved if part is not None]
+    assert [part.device.type for part in parts] == ["meta"] * (3 if signed else 2)
+    assert [part.shape for part in parts] == [part.shape for part in bags if part is not None]
+
+
 # The encoder
 
 

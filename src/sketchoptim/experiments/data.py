@@ -10,7 +10,6 @@ from .corpora import (
     Corpus,
     LabelledTexts,
     NoisyViews,
-    Vocabulary,
     draw_text,
     read_labelled,
     read_lm1b,
@@ -18,27 +17,10 @@ from .corpora import (
     read_text,
     read_vectors,
     read_wikitext,
-    segment,
-    segments,
     source_files,
     token_vectors,
     token_vectors_file,
 )
-
-__all__ = [
-    "Corpus",
-    "DataKind",
-    "DataSettings",
-    "Vocabulary",
-    "draw_text",
-    "find_data",
-    "read_lm1b",
-    "read_python_sources",
-    "read_text",
-    "read_wikitext",
-    "segment",
-    "segments",
-]
 
 DataKind = Literal[
     "wikitext", "lm1b", "text", "counts", "python", "vectors", "token-vectors", "labelled"

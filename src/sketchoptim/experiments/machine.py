@@ -8,10 +8,10 @@ from pathlib import Path
 
 import torch
 
+from .. import pages
 from ..ops import native
 
 _CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
-_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _PACKAGES = ("sketchoptim", "torch", "numpy", "fbgemm-gpu-cpu", "fbgemm-gpu")
 _STATUS = Path("/proc/self/status")
 
@@ -56,7 +56,7 @@ def machine() -> dict[str, object]:
         "processor": _processor(),
         "cores": os.cpu_count(),
         "last_level_cache_bytes": last_level_cache_bytes(),
-        "huge_pages": _HUGE_PAGES.read_text().strip() if _HUGE_PAGES.exists() else "unknown",
+        "huge_pages": pages.setting(),
         "system": platform.platform(),
         "simd": torch.backends.cpu.get_cpu_capability(),
         "kernels": "reference" if native.library() is None else native.level(),

@@ -139,7 +139,7 @@ class ClassOfText:
         found, right = [], []
         for some in rows.split(512):
             bags, classes = self._bags(part, some)
-            best = model.top_k(moved(bags, device), k, aggregation=aggregation)  # type: ignore[arg-type]
+            best = model.top_k(bags.to(device), k, aggregation=aggregation)
             found.append(best.cpu())
             right.append(classes)
         return torch.cat(found), torch.cat(right)
@@ -147,14 +147,6 @@ class ClassOfText:
     def _bags(self, part: Part, rows: Tensor) -> tuple[Bags, Tensor]:
         texts, classes = self.texts.part(part).take(rows)
         return self.settings.hashing(texts), classes
-
-
-def moved(inputs: Inputs, device: torch.device | str) -> Inputs:
-    """The inputs on a device."""
-    if isinstance(inputs, Tensor):
-        return inputs.to(device)
-    weights = None if inputs.weights is None else inputs.weights.to(device)
-    return Bags(inputs.ids.to(device), inputs.offsets.to(device), weights)
 
 
 @torch.no_grad()

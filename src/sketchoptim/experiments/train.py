@@ -27,18 +27,7 @@ from .corpora import Corpus
 from .methods import made
 from .models import Model, ModelSettings
 from .settings import TrainSettings
-from .tasks import NextWords, Task, moved, perplexity
-
-__all__ = [
-    "DivergedError",
-    "Evaluation",
-    "Run",
-    "TrainSettings",
-    "Training",
-    "build_optimizers",
-    "perplexity",
-    "train",
-]
+from .tasks import NextWords, Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +109,7 @@ class Training:
         settings = self.settings
         started, cpu_started = time.perf_counter(), time.process_time()
         inputs, labels = self.task.batch(self.step, batch=settings.batch, length=settings.length)
-        inputs, labels = moved(inputs, settings.device), labels.to(settings.device)
+        inputs, labels = inputs.to(settings.device), labels.to(settings.device)
         # the state outlives the end of a pass: one wrong context in thousands of steps
         loss, self.state = self.model.loss(inputs, labels, self.state, generator=self.negatives)
         for optimizer in self.optimizers:

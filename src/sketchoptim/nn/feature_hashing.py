@@ -46,6 +46,16 @@ class Bags(NamedTuple):
     offsets: Tensor
     weights: Tensor | None = None
 
+    def to(self, device: torch.device | str) -> "Bags":
+        """The same bags on a device.
+
+        Example:
+            >>> Bags(torch.tensor([5, 6]), torch.tensor([0])).to("meta").ids.device
+            device(type='meta')
+        """
+        weights = None if self.weights is None else self.weights.to(device)
+        return Bags(self.ids.to(device), self.offsets.to(device), weights)
+
     def take(self, rows: Tensor) -> "Bags":
         """The bags of some texts, in the order of `rows`, int64 [n]: a batch out of many texts.
 

@@ -38,9 +38,7 @@ def selected(
     asked: dict[str, Any] = {
         "parts": None if not parts else tuple(parts),
         "cases": None if not cases else tuple(Case.parse(case) for case in cases),
-        "methods": None
-        if not methods
-        else tuple(contestant.name for contestant in chosen(methods)),
+        "methods": None if not methods else tuple(rival.name for rival in chosen(methods)),
         "threads": threads,
         "clock": clock,
         "seconds": seconds,

@@ -145,7 +145,7 @@ class Settings:
     Args:
         cases: tables and coalesced gradients; each table also gets one raw gradient.
         tokens: entries of a raw gradient, with duplicates.
-        methods: names of `methods.CONTESTANTS`; None takes all.
+        methods: names of `methods.RIVALS`; None takes all.
         sweeps: how cost grows.
         training: whole training steps.
         parts: which of these are run.

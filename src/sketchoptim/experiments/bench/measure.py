@@ -15,7 +15,7 @@ import torch
 from ..machine import last_level_cache_bytes
 from .cases import Clock
 from .gradients import Batch
-from .methods import Method
+from .methods import Stepper
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -93,7 +93,7 @@ class StreamAddition:
 class Entrant:
     """A method with the gradients that it takes in turn, and its number of threads."""
 
-    method: Method
+    method: Stepper
     batches: Sequence[Batch]
     threads: int
 

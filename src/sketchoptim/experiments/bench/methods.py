@@ -25,8 +25,8 @@ BASELINE = "sparse-adam"
 _RATE = 1e-4  # small, so that thousands of random steps leave the weights what they are
 
 
-class Method(Protocol):
-    """One contestant on one table."""
+class Stepper(Protocol):
+    """One rival on one table."""
 
     def prepare(self, batch: Batch) -> None:
         """Everything before the step that is not timed."""
@@ -38,7 +38,7 @@ class Method(Protocol):
         """Bytes of state, after a step."""
 
 
-class OptimizerMethod:
+class OptimizerStepper:
     """Any torch.optim.Optimizer: ``optimizer.step()`` with the gradient in place."""
 
     def __init__(self, parameter: nn.Parameter, optimizer: torch.optim.Optimizer) -> None:
@@ -55,7 +55,7 @@ class OptimizerMethod:
         return sum(value.nbytes for value in state.values() if isinstance(value, Tensor))
 
 
-class TorchOperations(OptimizerMethod):
+class TorchOperations(OptimizerStepper):
     """Ours as it runs where no library was built: the reference, in torch operations."""
 
     def step(self) -> None:
@@ -63,7 +63,7 @@ class TorchOperations(OptimizerMethod):
             self.optimizer.step()
 
 
-class FbgemmMethod:
+class FbgemmStepper:
     """FBGEMM's table-batched exact row-wise Adagrad, which moves rows inside its backward pass.
 
     The forward pass, a lookup of one row a bag, is not timed. What is timed is
@@ -125,15 +125,15 @@ class RowAddition:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Contestant:
+class Rival:
     """A method to be: its name, and the state that it keeps, from which its traffic follows."""
 
     name: str
     title: str
     memory: Memory
-    build: Callable[[nn.Parameter, Memory], Method]
+    build: Callable[[nn.Parameter, Memory], Stepper]
 
-    def with_depth(self, depth: int) -> "Contestant":
+    def with_depth(self, depth: int) -> "Rival":
         """The same with sketches of another depth."""
         return dataclasses.replace(self, memory=_resketched(self.memory, depth=depth))
 
@@ -166,16 +166,16 @@ def _state_touched(storage: Storage | None, rows: int, dim: int, touched: int) -
     return 0.0
 
 
-def _ours(name: str, title: str, memory: Memory) -> Contestant:
-    return Contestant(
+def _ours(name: str, title: str, memory: Memory) -> Rival:
+    return Rival(
         name=name,
         title=f"so.Adam, {title}",
         memory=memory,
-        build=lambda p, memory: OptimizerMethod(p, so.Adam([p], lr=_RATE, memory=memory)),
+        build=lambda p, memory: OptimizerStepper(p, so.Adam([p], lr=_RATE, memory=memory)),
     )
 
 
-def _torch_operations(parameter: nn.Parameter, memory: Memory) -> Method:
+def _torch_operations(parameter: nn.Parameter, memory: Memory) -> Stepper:
     return TorchOperations(parameter, so.Adam([parameter], lr=_RATE, memory=memory))
 
 
@@ -194,48 +194,48 @@ _LINEAR = Sketched(granularity="element", ratio=0.2, depth=3, decay="linear")
 _PAPER_MV_BF16 = _resketched(PRESETS["paper-mv"], dtype=torch.bfloat16)
 _LINEAR_MV = Memory(first=_LINEAR, second=_LINEAR)
 
-CONTESTANTS = (
-    Contestant(
+RIVALS = (
+    Rival(
         name=BASELINE,
         title="torch SparseAdam",
         memory=PRESETS["exact"],
-        build=lambda p, _: OptimizerMethod(p, torch.optim.SparseAdam([p], lr=_RATE)),
+        build=lambda p, _: OptimizerStepper(p, torch.optim.SparseAdam([p], lr=_RATE)),
     ),
-    Contestant(
+    Rival(
         name="sparse-adagrad",
         title="torch sparse Adagrad",
         memory=Memory(second=Exact()),
-        build=lambda p, _: OptimizerMethod(p, torch.optim.Adagrad([p], lr=_RATE)),
+        build=lambda p, _: OptimizerStepper(p, torch.optim.Adagrad([p], lr=_RATE)),
     ),
-    Contestant(
+    Rival(
         name="sparse-sgd",
         title="torch sparse SGD, stateless",
         memory=Memory(),
-        build=lambda p, _: OptimizerMethod(p, torch.optim.SGD([p], lr=_RATE)),
+        build=lambda p, _: OptimizerStepper(p, torch.optim.SGD([p], lr=_RATE)),
     ),
-    Contestant(
+    Rival(
         name="fbgemm",
         title="FBGEMM row-wise Adagrad",
         memory=PRESETS["row-wise"],
-        build=lambda p, _: FbgemmMethod(p),
+        build=lambda p, _: FbgemmStepper(p),
     ),
-    Contestant(
+    Rival(
         name="torch-ops-lean",
         title="torch operations, lean",
         memory=PRESETS["lean"],
         build=_torch_operations,
     ),
-    Contestant(
+    Rival(
         name="torch-ops-mv",
         title="torch operations, linear MV",
         memory=_LINEAR_MV,
         build=_torch_operations,
     ),
-    Contestant(
+    Rival(
         name="sgd",
         title="so.SGD, stateless",
         memory=Memory(),
-        build=lambda p, _: OptimizerMethod(p, so.SGD([p], lr=_RATE, momentum=0.0)),
+        build=lambda p, _: OptimizerStepper(p, so.SGD([p], lr=_RATE, momentum=0.0)),
     ),
     _ours("lean", "lean", PRESETS["lean"]),
     _ours("row-wise", "row-wise", PRESETS["row-wise"]),
@@ -246,8 +246,8 @@ CONTESTANTS = (
     _ours("linear-v", "linear V", Memory(second=_LINEAR)),
     _ours("linear-mv", "linear MV", _LINEAR_MV),
 )
-BY_NAME = {contestant.name: contestant for contestant in CONTESTANTS}
-ROWS = Contestant(
+BY_NAME = {rival.name: rival for rival in RIVALS}
+ROWS = Rival(
     name="rows",
     title="adding to rows",
     memory=Memory(),
@@ -255,19 +255,19 @@ ROWS = Contestant(
 )
 
 
-def chosen(names: Sequence[str] | None) -> tuple[Contestant, ...]:
-    """The contestants of these names, in the order of the reports, and always the baseline."""
+def chosen(names: Sequence[str] | None) -> tuple[Rival, ...]:
+    """The rivals of these names, in the order of the reports, and always the baseline."""
     if names is None:
-        return CONTESTANTS
+        return RIVALS
     for name in names:
         if name not in BY_NAME:
             raise ValueError(f"method must be one of {', '.join(BY_NAME)}, got {name!r}")
-    return tuple(c for c in CONTESTANTS if c.name in names or c.name == BASELINE)
+    return tuple(c for c in RIVALS if c.name in names or c.name == BASELINE)
 
 
-def absent(contestants: tuple[Contestant, ...]) -> dict[str, str]:
-    """Why contestants cannot take part, by name."""
-    if all(contestant.name != "fbgemm" for contestant in contestants):
+def absent(rivals: tuple[Rival, ...]) -> dict[str, str]:
+    """Why rivals cannot take part, by name."""
+    if all(rival.name != "fbgemm" for rival in rivals):
         return {}
     try:
         _fbgemm_modules()

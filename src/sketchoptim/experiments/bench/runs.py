@@ -16,7 +16,7 @@ from ...nn import SampledSoftmax
 from .cases import Axis, Case, Settings, Sweep, TrainingShape
 from .gradients import Batch, WordLaw
 from .measure import CacheFlusher, Entrant, Key, StreamAddition, Timing, interleaved, laps
-from .methods import BASELINE, ROWS, Contestant, Method, chosen
+from .methods import BASELINE, ROWS, Rival, Stepper, chosen
 
 Say = Callable[[str], None]
 
@@ -30,7 +30,7 @@ class StepResult:
     timing: Timing
     state_bytes: int
     ideal_bytes: float
-    """What a step moves at least; see `Contestant.ideal_bytes`."""
+    """What a step moves at least; see `Rival.ideal_bytes`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +93,7 @@ class Bench:
         self, settings: Settings, law: WordLaw, *, absent: dict[str, str], say: Say
     ) -> None:
         self.settings, self.law, self.absent, self.say = settings, law, absent, say
-        self.contestants = tuple(c for c in chosen(settings.methods) if c.name not in absent)
+        self.rivals = tuple(c for c in chosen(settings.methods) if c.name not in absent)
         self.flusher = CacheFlusher()
 
     # -- single steps ------------------------------------------------------------------------
@@ -105,8 +105,8 @@ class Bench:
             return case.rows, case.dim
 
         for (rows, dim), cases in groupby(sorted(self.settings.cases, key=table), key=table):
-            self.say(f"building {len(self.contestants)} optimizers over {rows:,} x {dim}")
-            methods = self._built((*self.contestants, ROWS), rows, dim)
+            self.say(f"building {len(self.rivals)} optimizers over {rows:,} x {dim}")
+            methods = self._built((*self.rivals, ROWS), rows, dim)
             for case in sorted(cases, key=lambda case: case.touched):
                 batches = [
                     self.law.coalesced(rows, dim, case.touched, seed=seed) for seed in self._seeds()
@@ -119,7 +119,7 @@ class Bench:
             del methods, batches
             gc.collect()  # gigabytes, before the next table takes as many
 
-    def _compared(self, methods: dict[str, Method], batches: list[Batch]) -> Comparison:
+    def _compared(self, methods: dict[str, Stepper], batches: list[Batch]) -> Comparison:
         (rows, dim), entries = batches[0].gradient.shape, batches[0].entries
         touched = sum(batch.touched for batch in batches) / len(batches)
         kind: Literal["coalesced", "raw"] = "coalesced" if batches[0].is_coalesced else "raw"
@@ -140,13 +140,13 @@ class Bench:
             row_bandwidth=row_bytes / timings[ROWS.name].median,
             results=tuple(
                 StepResult(
-                    method=contestant.name,
-                    title=contestant.title,
-                    timing=timings[contestant.name],
-                    state_bytes=methods[contestant.name].state_bytes(),
-                    ideal_bytes=contestant.ideal_bytes(**sizes, entries=entries),
+                    method=rival.name,
+                    title=rival.title,
+                    timing=timings[rival.name],
+                    state_bytes=methods[rival.name].state_bytes(),
+                    ideal_bytes=rival.ideal_bytes(**sizes, entries=entries),
                 )
-                for contestant in self.contestants
+                for rival in self.rivals
             ),
         )
 
@@ -154,7 +154,7 @@ class Bench:
         """What a step costs besides its rows, of which this one has four short ones."""
         self.say("steps on nearly nothing")
         rows, dim = 1_000, 16
-        methods = self._built(self.contestants, rows, dim)
+        methods = self._built(self.rivals, rows, dim)
         law = WordLaw.zipf(rows=rows)
         batches = [law.coalesced(rows, dim, 4, seed=seed) for seed in self._seeds()]
         entrants = {name: self._entrant(method, batches) for name, method in methods.items()}
@@ -166,18 +166,18 @@ class Bench:
 
     def scaling(self) -> Iterator[SweepResult]:
         """Each sweep, with the methods that it names and the settings allow."""
-        allowed = {contestant.name: contestant for contestant in self.contestants}
+        allowed = {rival.name: rival for rival in self.rivals}
         for sweep in self.settings.sweeps:
-            contestants = [allowed[name] for name in sweep.methods if name in allowed]
+            rivals = [allowed[name] for name in sweep.methods if name in allowed]
             is_timed = sweep.axis != "threads" or self.settings.clock == "wall"
-            if contestants and is_timed:
+            if rivals and is_timed:
                 self.say(f"how a step grows with {sweep.axis}")
-                yield self._swept(sweep, contestants)
+                yield self._swept(sweep, rivals)
                 gc.collect()
 
-    def _swept(self, sweep: Sweep, contestants: list[Contestant]) -> SweepResult:
+    def _swept(self, sweep: Sweep, rivals: list[Rival]) -> SweepResult:
         """All values at once, in turn, so that the machine treats them alike."""
-        tables: dict[tuple[int, int, int], dict[str, Method]] = {}
+        tables: dict[tuple[int, int, int], dict[str, Stepper]] = {}
         entrants: dict[tuple[str, int], Entrant] = {}
         values = []
         for value, point in sweep.points():
@@ -187,7 +187,7 @@ class Bench:
             values.append(value)
             table = (point.rows, point.dim, point.depth)
             if table not in tables:
-                deep = tuple(contestant.with_depth(point.depth) for contestant in contestants)
+                deep = tuple(rival.with_depth(point.depth) for rival in rivals)
                 tables[table] = self._built(deep, point.rows, point.dim)
             batches = [
                 self.law.coalesced(point.rows, point.dim, point.touched, seed=seed)
@@ -201,9 +201,7 @@ class Bench:
             axis=sweep.axis,
             fixed=", ".join(f"{name} {getattr(sweep.base, name):,}" for name in others),
             values=tuple(values),
-            timings={
-                c.name: tuple(timings[c.name, value] for value in values) for c in contestants
-            },
+            timings={c.name: tuple(timings[c.name, value] for value in values) for c in rivals},
         )
 
     # -- training ----------------------------------------------------------------------------
@@ -254,15 +252,12 @@ class Bench:
     def _seeds(self) -> range:
         return range(self.settings.seed, self.settings.seed + self.settings.batches)
 
-    def _built(self, contestants: tuple[Contestant, ...], rows: int, dim: int) -> dict[str, Method]:
-        """The contestants over one parameter that they share."""
+    def _built(self, rivals: tuple[Rival, ...], rows: int, dim: int) -> dict[str, Stepper]:
+        """The rivals over one parameter that they share."""
         parameter = nn.Parameter(torch.empty(rows, dim).uniform_(-0.1, 0.1))
-        return {
-            contestant.name: contestant.build(parameter, contestant.memory)
-            for contestant in contestants
-        }
+        return {rival.name: rival.build(parameter, rival.memory) for rival in rivals}
 
-    def _entrant(self, method: Method, batches: list[Batch]) -> Entrant:
+    def _entrant(self, method: Stepper, batches: list[Batch]) -> Entrant:
         return Entrant(method, batches, self.settings.threads)
 
     def _measured(self, entrants: dict[Key, Entrant], *, is_cold: bool = True) -> dict[Key, Timing]:
