@@ -1,5 +1,7 @@
 """What `inspect_checkpoint` finds in files that training wrote."""
 
+import re
+
 import pytest
 import tiny_runs
 import torch
@@ -97,11 +99,28 @@ def test_a_checkpoint_of_torch_optim_is_refused(tmp_path):
         inspect_checkpoint(saved(tmp_path, state))
 
 
-def test_a_file_that_torch_cannot_read_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    "noise",
+    [b"not a checkpoint", b"", b"h\x05", b"\x80\x02", b"G12", b"]a", b"I1x\n", b"PK\x03\x04"],
+)
+def test_a_file_that_torch_cannot_read_is_refused(noise, tmp_path):
     path = tmp_path / "noise.pt"
-    path.write_bytes(b"not a checkpoint")
+    path.write_bytes(noise)
     with pytest.raises(ValueError, match=r"noise.pt must be a checkpoint that torch.load reads"):
         inspect_checkpoint(path)
+
+
+def test_a_file_that_is_not_there_is_no_damaged_one(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        inspect_checkpoint(tmp_path / "missing.pt")
+    with pytest.raises(OSError, match=re.escape(str(tmp_path))):
+        inspect_checkpoint(tmp_path)
+
+
+def test_a_file_of_torchs_older_format_is_read(lean, tmp_path):
+    path = tmp_path / "old.pt"
+    torch.save(lean.state_dict(), path, _use_new_zipfile_serialization=False)
+    assert inspect_checkpoint(path) == inspect_checkpoint(saved(tmp_path, lean.state_dict()))
 
 
 def test_a_file_with_code_in_it_is_refused(lean, tmp_path):

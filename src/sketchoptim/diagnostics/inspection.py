@@ -1,7 +1,7 @@
 """What is in a checkpoint: parameters, moments, bytes, and what the sketches say of themselves."""
 
 import pickle
-import zipfile
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,17 @@ from ..optim.slot import parts
 from ..storage import Exact, Memory, Sketched
 from .plan import described_storage
 from .text_table import text_table
+
+# what is no checkpoint makes the unpickler raise whatever its bytes happen to mean
+_UNREADABLE = (
+    pickle.UnpicklingError,
+    EOFError,
+    RuntimeError,
+    LookupError,
+    ValueError,
+    struct.error,
+    AssertionError,
+)
 
 
 @dataclass(frozen=True)
@@ -86,18 +97,19 @@ def inspect_checkpoint(path: str | Path) -> Inspection:
 
 
 def read_checkpoint(path: str | Path, *, device: str = "cpu") -> Any:
-    """What `torch.load` reads by default from a file of `torch.save`, or a ValueError."""
-    cause = None
+    """What `torch.load` reads by default from a file of `torch.save`.
+
+    Raises:
+        ValueError: It is no such file.
+        OSError: There is no file that can be opened.
+    """
     try:
-        # what is no archive at all makes the unpickler raise whatever its bytes happen to mean
-        if zipfile.is_zipfile(path):
-            return torch.load(path, map_location=device)
-    except (pickle.UnpicklingError, EOFError, RuntimeError) as error:
-        cause = error
-    raise ValueError(
-        f"{Path(path).name} must be a checkpoint that torch.load reads by default, "
-        "with tensors, numbers, strings, lists and dicts in it; save a state_dict()"
-    ) from cause
+        return torch.load(path, map_location=device)
+    except _UNREADABLE as error:
+        raise ValueError(
+            f"{Path(path).name} must be a checkpoint that torch.load reads by default, "
+            "with tensors, numbers, strings, lists and dicts in it; save a state_dict()"
+        ) from error
 
 
 def _optimizers(thing: Any, where: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
