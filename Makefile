@@ -28,7 +28,7 @@ demo: setup
 # The site, in site/: the API pages come from the docstrings in src/, and nothing is fetched. The
 # variable silences a notice about the theme's future, which is no warning about our pages.
 docs: $(STAMP).docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 $(STAMP).docs: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'

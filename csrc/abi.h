@@ -60,7 +60,7 @@ struct Step {
   Gradient gradient;
   Moment first;
   Moment second;
-  float* row_values;  // [rows], with ids: mean squares from inspect(), then the second moments
+  float* row_values;  // [rows] or none: mean squares from inspect(), then the second moments
   float step_size;
   float second_root;
   float eps;

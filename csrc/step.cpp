@@ -15,6 +15,7 @@ namespace {
 
 constexpr int32_t kCommonDepth = 3;
 constexpr int64_t kPieceOfThreads = 16;  // times what one alone takes at a time
+constexpr int64_t kMostPieceRows = 1 << 17;  // whose numbers are half a megabyte
 
 // Sketches that are linear take all rows of a step in a sweep of their own, before any is moved.
 enum class Sweep { kAdd, kUpdate };
@@ -242,11 +243,12 @@ void update(const Step& s, const Moment& second_before) {
   sweep_rows(s, Sweep::kUpdate);
 }
 
-// A step with a second moment by row along a dense gradient. A number for every row of a table is
+// A step with a second moment by row, along a dense gradient of many rows. A number for each is
 // more than a whole sketch has, so rows go through in pieces, and are looked at anew, in the cache.
 void step_in_pieces(const Step& s) {
   // Threads wake four times a piece, which takes longer than to read it from memory once more.
-  const int64_t size = s.threads > 1 ? s.piece_rows * s.threads * kPieceOfThreads : s.piece_rows;
+  const int64_t wanted = s.threads > 1 ? s.piece_rows * s.threads * kPieceOfThreads : s.piece_rows;
+  const int64_t size = std::min({wanted, std::max(s.piece_rows, kMostPieceRows), s.gradient.rows});
   std::unique_ptr<float[]> row_values(new float[size]);
   auto for_pieces = [&](auto visit) {
     Step piece = s;
@@ -287,7 +289,7 @@ extern "C" void sketchoptim_hash(const int64_t* words, int32_t depth, int64_t wi
 
 extern "C" void sketchoptim_step(const Step* step) {
   const Step& s = *step;
-  if (is_by_row(s.second) && !s.gradient.ids) return step_in_pieces(s);
+  if (is_by_row(s.second) && !s.row_values) return step_in_pieces(s);
   if (has_linear(s)) add(s);
   update(s, s.second);
 }

@@ -29,7 +29,10 @@ def empty(shape: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> 
     size = math.prod(shape) * dtype.itemsize
     if sys.platform != "linux" or device.type != "cpu" or size < _LEAST_BYTES:
         return torch.empty(shape, dtype=dtype, device=device)
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError:  # for lack of memory, of which torch speaks in its own words
+        return torch.empty(shape, dtype=dtype, device=device)
     # Advice: where it is not taken, nothing is different but the time that steps take.
     with contextlib.suppress(OSError):
         memory.madvise(mmap.MADV_HUGEPAGE)

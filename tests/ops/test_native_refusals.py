@@ -2,6 +2,7 @@
 
 import copy
 import json
+import warnings
 from collections.abc import Callable
 
 import pytest
@@ -113,6 +114,16 @@ def test_the_same_has_a_kernel_otherwise():
         assert has_kernel(contiguous(), contiguous(), Sketched(depth=depth))
     for gradient in (contiguous(), rows_of(contiguous()), one_row(EXPANDED)):
         assert has_kernel(contiguous(), gradient, so.Exact())
+
+
+def test_the_reference_is_warned_of_once_a_parameter():
+    parameter = torch.nn.Parameter(contiguous().double())
+    optimizer = so.Adam([parameter])
+    parameter.grad = one_row(torch.ones(1, 4).double())
+    with pytest.warns(UserWarning, match="stepped by the reference"):
+        optimizer.step()
+    with warnings.catch_warnings(action="error"):
+        optimizer.step()
 
 
 @pytest.mark.filterwarnings("error")

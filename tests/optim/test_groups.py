@@ -69,6 +69,16 @@ def test_a_table_that_a_dense_gradient_settled_as_exact_is_warned_of_once():
     optimizer.step()  # where a second warning would be an error
 
 
+def test_a_table_without_moments_is_not_warned_of():
+    table = nn.Embedding(20, 4, sparse=True)
+    optimizer = so.SGD(table.parameters(), lr=0.1, momentum=0.0)
+    table.weight.grad = torch.zeros(20, 4)
+    optimizer.step()
+    table.weight.grad = None
+    table(torch.tensor([3, 4])).sum().backward()
+    optimizer.step()  # where a warning would be an error
+
+
 def stepped(optimizer: torch.optim.Optimizer, parameter: Tensor) -> Tensor:
     """The parameter after four steps on the same dense gradients."""
     generator = torch.Generator().manual_seed(4)

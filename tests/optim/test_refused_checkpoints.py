@@ -130,6 +130,15 @@ def test_a_state_that_lacks_a_tensor_is_refused():
     refuse(run, saved, pattern)
 
 
+@pytest.mark.parametrize("start", [torch.ones(3), torch.ones(()).double(), "x"], ids=str)
+def test_what_a_table_started_from_must_be_a_number(start):
+    plan = Plan(so.Adagrad, "lean", {"initial_accumulator_value": 0.5})
+    run = Run.start(plan).train(batches(2))
+    saved = copy.deepcopy(run.optimizer.state_dict())
+    saved["state"][0]["second_start"] = start
+    refuse(run, saved, "second moment of parameter 0 of the checkpoint .* start|, but it has")
+
+
 def test_a_state_that_lacks_a_whole_moment_is_refused():
     run = Run.start(adam()).train(batches(2))
     saved = copy.deepcopy(run.optimizer.state_dict())

@@ -140,6 +140,7 @@ struct Work {
   Step step{};
   State first, second;
   Bytes parameter{0}, values{0}, row_values{0};
+  bool is_in_pieces = false;  // a dense gradient without row_values
   std::shared_ptr<std::vector<int64_t>> ids;
   std::shared_ptr<Bytes> room, sums;
 
@@ -149,7 +150,7 @@ struct Work {
   const Step* pointed() {
     step.parameter = parameter.as<void>();
     step.gradient.values = values.as<void>();
-    const bool keeps_squares = second.moment.is_by_row && step.gradient.ids;
+    const bool keeps_squares = second.moment.is_by_row && !is_in_pieces;
     step.row_values = keeps_squares ? row_values.as<float>() : nullptr;
     step.first = first.moment;
     step.second = second.moment;
@@ -250,6 +251,7 @@ Work random_work() {
   random_rule(s);
   if (chance(4)) {
     s.gradient.rows = n;
+    work.is_in_pieces = chance(2);
     replace(work.values, n * dim * bytes_of(s.dtype));
     fill(work.values, s.dtype, n * dim, false);
   } else {

@@ -56,9 +56,9 @@ def misfit(storage: Storage, shape: torch.Size, tensors: dict[str, Any]) -> str 
 
     The dtype of an exact moment is not looked at: it is the parameter's, once it is loaded.
     """
-    expected = _on_meta(storage, shape)
+    expected = _on_meta(storage, shape, has_start="start" in tensors)
     found = {part for part, tensor in tensors.items() if isinstance(tensor, Tensor)}
-    if found - {"start"} != expected.keys():
+    if found != expected.keys():
         return f"it has {sorted(found) or 'nothing'}, not {list(expected)}"
     for part, like in expected.items():
         tensor, shapes = tensors[part], [like.shape]
@@ -73,8 +73,9 @@ def misfit(storage: Storage, shape: torch.Size, tensors: dict[str, Any]) -> str 
 
 
 @functools.lru_cache(maxsize=1024)
-def _on_meta(storage: Storage, shape: torch.Size) -> dict[str, Tensor]:
-    return create(storage, Table(shape, torch.float32, torch.device("meta"), 0))
+def _on_meta(storage: Storage, shape: torch.Size, *, has_start: bool) -> dict[str, Tensor]:
+    table = Table(shape, torch.float32, torch.device("meta"), 0)
+    return create(storage, table, fill=float(has_start))
 
 
 def open_moment(storage: Storage, name: Name, tensors: Parts) -> Moment:

@@ -149,8 +149,9 @@ class NativeStep:
         call.values = self.values.data_ptr()
         self.touched = int(call.rows)
         # Mean squares by row, found while a gradient is looked at, become second moments. Those of
-        # a dense one, as many as rows of the table, are found again by the step, a few at a time.
-        self.keeps_squares = stepper.is_by_row and gradient.is_sparse
+        # a dense one, if the table has many rows, are found again by the step, a few at a time.
+        is_little = gradient.is_sparse or self.touched <= CHUNK_ELEMENTS
+        self.keeps_squares = stepper.is_by_row and is_little
         is_worth_it = self.touched * stepper.dim >= _ELEMENTS_FOR_THREADS
         stepper.call.threads = torch.get_num_threads() if is_worth_it else 1
         self.is_inspected = False

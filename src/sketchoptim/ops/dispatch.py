@@ -53,14 +53,20 @@ def reference_only() -> Iterator[None]:
         _is_reference_only.reset(token)
 
 
-def stepper(parameter: Tensor, gradient: Tensor, moments: Moments) -> Stepper:
-    """The fastest stepper for a parameter with these moments and a gradient of this kind."""
+def stepper(
+    parameter: Tensor, gradient: Tensor, moments: Moments, *, warns: bool = True
+) -> Stepper:
+    """The fastest stepper for a parameter with these moments and a gradient of this kind.
+
+    Where something keeps the kernels from it that a user can mend, it warns and says what.
+    """
     if not _is_reference_only.get() and cpu.has_kernels(parameter, moments):
         obstacle = cpu.obstacle(parameter, gradient, moments)
         if obstacle is None:
             return cpu.NativeStepper(parameter, moments)
-        warn(
-            f"the parameter of shape {list(parameter.shape)} is stepped by the reference kernels, "
-            f"which are many times slower: {obstacle}"
-        )
+        if warns:
+            warn(
+                f"the parameter of shape {list(parameter.shape)} is stepped by the reference "
+                f"kernels, which are many times slower: {obstacle}"
+            )
     return ReferenceStepper(parameter, moments)

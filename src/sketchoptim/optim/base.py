@@ -113,7 +113,7 @@ class Optimizer(torch.optim.Optimizer):
         """The memory in force for a parameter that has a gradient."""
         state = self.state.get(parameter)
         if state:
-            is_compressed = state["is_compressed"]
+            is_compressed = state.get("is_compressed")
         else:
             assert parameter.grad is not None
             is_compressed = parameter.grad.is_sparse or group["compress_dense"]
@@ -295,6 +295,7 @@ class Optimizer(torch.optim.Optimizer):
                 checks.check_live_state(parameter, state, self._expected(state, storages))
             slot = Slot(parameter, memory, storages, self._state_of(parameter, group, memory))
         slot.options, slot.group_memory = options, group["memory"]
+        slot.is_as_meant = not storages or memory == group["memory"]
         slot.is_for_torch = memory.clip is None and storages == self.storages(group, _EXACT)
         return slot
 
@@ -334,9 +335,8 @@ class Optimizer(torch.optim.Optimizer):
 
     def _warn_of_exactness(self, work: Work) -> None:
         """Warns once for a table that is not compressed, since its first gradient was dense."""
-        slot, parameter = work.slot, work.slot.parameter
-        is_meant = slot.memory is slot.group_memory or slot.group_memory == slot.memory
-        if is_meant or parameter in self._warned:
+        parameter = work.slot.parameter
+        if work.slot.is_as_meant or parameter in self._warned:
             return
         self._warned.add(parameter)
         warn(

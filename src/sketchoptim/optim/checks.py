@@ -71,7 +71,10 @@ def check_state(
 def check_live_state(parameter: Tensor, state: State, storages: dict[Name, Storage]) -> None:
     """Raises unless the state is one that steps of the parameter can go on from as it is."""
     name = f"the parameter of shape {list(parameter.shape)}"
-    remedy = "build the optimizer after the model is resized or converted"
+    remedy = (
+        "build the optimizer after the model is resized or converted, and put state into it with "
+        "load_state_dict()"
+    )
     step = state.get("step")
     if not (isinstance(step, Tensor) and step.dtype == torch.float32 and step.is_cpu):
         raise TypeError(

@@ -42,6 +42,8 @@ def clip_grad_norm_(
     total = torch.nn.utils.get_total_norm(measured, norm_type, error_if_nonfinite)
     # As torch: never scales up, and its 1e-6 keeps a zero norm from dividing by zero.
     factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)
+    if total.is_cpu and factor == 1:  # as in most steps; on another device, to look is to wait
+        return total
     for gradient in gradients:
         _scale_(gradient, factor.to(gradient.device))
     return total

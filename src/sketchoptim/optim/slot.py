@@ -40,7 +40,8 @@ class Slot:
         # What was made of its group when that was last looked at.
         self.options: object = None
         self.group_memory: Memory | None = None
-        self.is_for_torch = False
+        self.is_for_torch = self.is_as_meant = False
+        self.is_warned = False  # of the reference
         self.is_new = True
 
     def keeps(self, memory: Memory, storages: dict[Name, Storage]) -> bool:
@@ -67,7 +68,8 @@ class Slot:
         """The next step of the parameter, along its gradient, checked."""
         if self.stepper is None or not self.stepper.takes(gradient):
             opened = Moments(self.opened.get("first"), self.opened.get("second"))
-            self.stepper = ops.stepper(self.parameter, gradient, opened)
+            self.stepper = ops.stepper(self.parameter, gradient, opened, warns=not self.is_warned)
+            self.is_warned |= not self.stepper.takes(gradient)
         return self.stepper.prepare(gradient, rule)
 
 
