@@ -1,3 +1,4 @@
+import os
 import re
 import subprocess
 import sys
@@ -292,6 +293,15 @@ def test_the_version_is_printed():
     result = CliRunner().invoke(build_app(), ["--version"])
     assert (result.exit_code, result.stdout) == (0, f"sketchoptim {so.__version__}\n")
     assert f"sketchoptim: {so.__version__}\n" in CliRunner().invoke(build_app(), ["doctor"]).stdout
+
+
+def test_a_pipe_that_closes_ends_a_command_silently(shapes):
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "sketchoptim", "plan", str(shapes), "--budget", "250KB"]
+    with open(writer, "wb") as closed:
+        result = subprocess.run(command, stdout=closed, stderr=subprocess.PIPE, check=False)
+    assert (result.returncode, result.stderr) == (1, b"")
 
 
 def test_a_mistake_of_ours_keeps_its_traceback(monkeypatch):

@@ -165,6 +165,20 @@ def test_a_checkpoint_of_other_settings_is_refused_with_what_differs(setting, tm
         load_checkpoint(tmp_path / "checkpoint.pt", training, about={"seed": 2})
 
 
+@pytest.mark.parametrize("content", [{"training": {}}, {"about": 3}, [1]])
+def test_a_checkpoint_of_something_else_is_refused(content, setting, tmp_path):
+    torch.save(content, tmp_path / "checkpoint.pt")
+    with pytest.raises(ValueError, match=r"checkpoint.pt must be the checkpoint of a run; remove"):
+        run_in(tmp_path, setting, setting.train, console=Console(quiet=True))
+
+
+@pytest.mark.parametrize("line", [b"no JSON", b"{}", b"3", b"\xff"])
+def test_a_damaged_log_is_named_with_the_remedy(line, setting, tmp_path):
+    (tmp_path / "log.jsonl").write_bytes(line + b"\n")
+    with pytest.raises(ValueError, match=r"log.jsonl must be the log of a run: .*; remove it"):
+        run_in(tmp_path, setting, setting.train, console=Console(quiet=True))
+
+
 def test_a_finished_run_is_not_repeated(setting, tmp_path):
     console = Console(quiet=True)
     first = run_in(tmp_path, setting, setting.train, console=console)

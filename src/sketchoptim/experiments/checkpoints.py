@@ -52,6 +52,8 @@ class TimedCheckpoints:
 def load_checkpoint(path: Path, training: Training, *, about: dict[str, Any]) -> None:
     """Goes on with the training from `path`, if that was made by the same settings."""
     content = read_checkpoint(path, device=training.settings.device)
+    if not isinstance(content, dict) or not isinstance(content.get("about"), str):
+        raise ValueError(f"{path} must be the checkpoint of a run; remove it")
     check_same(path, json.loads(content["about"]), about)
     training.load_state_dict(content["training"])
 

@@ -27,6 +27,8 @@ class Commands(TyperGroup):
         """What the command gives."""
         try:
             return super().invoke(ctx)
+        except BrokenPipeError:  # whoever read the output has enough: click ends silently
+            raise
         except (OSError, ValueError) as error:
             raise typer.BadParameter(str(error)) from error
 

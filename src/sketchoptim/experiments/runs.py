@@ -185,10 +185,13 @@ class RunLog:
         path = folder / "log.jsonl"
         kept = []
         if path.exists():
-            lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-            # a kill may have cut the last line
-            whole = [line for line in lines if line.endswith("\n")]
-            kept = [line for line in whole if json.loads(line)["step"] <= after]
+            try:
+                lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+                # a kill may have cut the last line
+                whole = [line for line in lines if line.endswith("\n")]
+                kept = [line for line in whole if json.loads(line)["step"] <= after]
+            except (ValueError, LookupError, TypeError) as error:
+                raise ValueError(f"{path} must be the log of a run: {error}; remove it") from error
         replace_file(path, lambda file: file.write("".join(kept).encode()))
         self._file = path.open("a", encoding="utf-8")
         self._board = SummaryWriter(str(folder), purge_step=after + 1)
