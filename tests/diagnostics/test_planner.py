@@ -325,6 +325,7 @@ def test_a_budget_that_says_nothing_is_refused(budget, error, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"optimizer": 3}, "optimizer must be one of .*, got 3"),
         ({"optimizer": "Lion"}, "optimizer must be one of .*, got 'Lion'"),
         ({"tables": ["head"]}, r"tables must be trained parameters or their names, got \['head'\]"),
         (
@@ -342,6 +343,13 @@ def test_a_budget_that_says_nothing_is_refused(budget, error, message):
 def test_bad_options_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         so.plan(LM1B, "1MB", **options)
+
+
+def test_a_file_with_tables_that_look_up_nothing_is_refused(tmp_path):
+    path = tmp_path / "shapes.toml"
+    path.write_text('[[tables]]\nname = "words"\nshape = [1000, 8]\nids_per_step = 0\n')
+    with pytest.raises(ValueError, match="ids_per_step must be a whole number >= 1, got 0"):
+        so.plan(path, "10%")
 
 
 @pytest.mark.parametrize("kind", KINDS)

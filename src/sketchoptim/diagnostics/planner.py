@@ -171,10 +171,12 @@ class _Known:
         """What training does to a table; None for any other parameter."""
         if not parameter.is_table:
             return None
-        per_step = _named(self.ids_per_step, parameter.name, _IDS_PER_STEP)
+        per_step = parameter.ids_per_step
+        if per_step is None:
+            per_step = _named(self.ids_per_step, parameter.name, _IDS_PER_STEP)
         return Workload(
             frequencies=self._frequencies(parameter),
-            ids_per_step=parameter.ids_per_step or per_step,
+            ids_per_step=per_step,
             decay=self.decay,
             steps=self.steps,
         )
@@ -235,9 +237,10 @@ def _kind(source: Source, optimizer: str | None) -> str:
         optimizer = type(source).__name__ if is_optimizer else "Adam"
         optimizer = {"SparseAdam": "Adam"}.get(optimizer, optimizer)
     names = {name.lower(): name for name in _OPTIMIZERS}  # recipes write them small
-    if optimizer.lower() not in names:
+    found = names.get(str(optimizer).lower())
+    if found is None:
         raise ValueError(f"optimizer must be one of {list(_OPTIMIZERS)}, got {optimizer!r}")
-    return names[optimizer.lower()]
+    return found
 
 
 def _moment_names(source: Source, kind: str) -> tuple[Name, ...]:
