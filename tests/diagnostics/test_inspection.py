@@ -133,3 +133,11 @@ def test_a_damaged_state_is_named(lean, tmp_path):
     state["state"][0].pop("second_table")
     with pytest.raises(ValueError, match=r"the second moment of .* the checkpoint is damaged"):
         inspect_checkpoint(saved(tmp_path, state))
+
+
+def test_a_moment_that_a_group_does_not_keep_is_named(lean, tmp_path):
+    state = lean.state_dict()
+    state["state"][0]["first_values"] = torch.zeros(tiny_runs.ROWS, tiny_runs.DIM)
+    message = r"must have no first moment, as its group says, but has \['values'\]; the checkpoint"
+    with pytest.raises(ValueError, match=message):
+        inspect_checkpoint(saved(tmp_path, state))

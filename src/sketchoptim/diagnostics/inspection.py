@@ -148,8 +148,13 @@ def _moments_of(
         if not tensors:
             continue
         storage = getattr(memory, name) if state["is_compressed"] else Exact()
-        misfit = "it is" if storage is None else moments.misfit(storage, shape, tensors)
-        if storage is None or misfit is not None:
+        if storage is None:
+            raise ValueError(
+                f"{parameter} must have no {name} moment, as its group says, but has "
+                f"{sorted(tensors)}; the checkpoint is damaged"
+            )
+        misfit = moments.misfit(storage, shape, tensors)
+        if misfit is not None:
             raise ValueError(
                 f"the {name} moment of {parameter} must be kept as its group says, in {storage}, "
                 f"but {misfit}; the checkpoint is damaged"
