@@ -138,8 +138,11 @@ def test_a_restored_training_has_the_bits_of_the_one_that_was_saved(setting, tmp
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize(("seconds", "writing", "saved"), [(30, 0, [30, 60]), (10, 1, [10, 61])])
-def test_checkpoints_come_by_time_and_take_little_of_it(
+@pytest.mark.parametrize(
+    ("seconds", "writing", "saved"),
+    [(30, 0, [30, 60]), (10, 1, [10, 61]), (float("inf"), 1, [])],
+)
+def test_checkpoints_come_by_time_and_after_the_first_take_little_of_it(
     setting, tmp_path, monkeypatch, seconds, writing, saved
 ):
     clock, found = [0.0], []

@@ -32,7 +32,9 @@ class TimedCheckpoints:
     Args:
         path: Its file.
         about: What the training is.
-        seconds: From one checkpoint to the next; more where writing takes over 2 % of the time.
+        seconds: To the first checkpoint, and from one to the next; infinite for none. From the
+            first on, whose writing shows how long it takes, more where that would be over 2 % of
+            the time.
     """
 
     def __init__(self, path: Path, *, about: dict[str, Any], seconds: float) -> None:

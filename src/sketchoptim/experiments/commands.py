@@ -77,7 +77,12 @@ def train(
     seed: Annotated[int, typer.Option(help="Of weights, dropout and negatives.")] = 0,
     steps: Annotated[int | None, _STEPS] = None,
     checkpoint_seconds: Annotated[
-        float, typer.Option(min=0.0, help="Between checkpoints; at most 2 % of the time.")
+        float,
+        typer.Option(
+            min=0.0,
+            help="Seconds between checkpoints, more where writing takes over 2 % of the time; "
+            "inf for none.",
+        ),
     ] = 30.0,
     data: Annotated[Path | None, _DATA] = None,
     device: Annotated[str, typer.Option(help="cpu, or cuda.")] = "cpu",
