@@ -256,6 +256,14 @@ def test_a_state_dict_of_the_same_seed_brings_weights_and_predictions():
 # Ranking
 
 
+def test_a_state_dict_is_assigned_to_an_ensemble_on_the_meta_device():
+    mach, loaded = ensemble(), ensemble().to("meta")
+    with pytest.raises(ValueError, match="member 0 must have the hash of seed = 0, got the state"):
+        loaded.load_state_dict(ensemble(seed=4).state_dict(), assign=True)
+    loaded.load_state_dict(mach.state_dict(), assign=True)
+    assert torch.equal(loaded.top_k(bags(), 5).scores, mach.top_k(bags(), 5).scores)
+
+
 def by_hand(mach: MACH, inputs: Tensor, aggregation: str) -> Tensor:
     """The score of every class, in float64, read off the documentation."""
     logits = inputs.double()

@@ -8,7 +8,7 @@ Members know nothing of each other: each is a function of the seed, its number a
 so they can be trained together, one at a time, or in processes that never communicate.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -108,7 +108,7 @@ class MACH(nn.Module):
         self.dim, self.classes, self.buckets, self.seed = dim, classes, buckets, seed
         self.members, self.shared, self.multi_label = tuple(numbers), shared, multi_label
         self.ignore_index = ignore_index
-        words = hashing.seeded(seed, _PARAMETER, max(numbers) + 1)[numbers]
+        words = _seeded_words(seed, numbers)
         self.bodies, self.heads = nn.ModuleDict(), nn.ModuleDict()
         with torch.random.fork_rng(devices=[]):  # leaves the caller's random numbers alone
             # the hash of classes takes two words of four: another one is free to be a seed
@@ -326,11 +326,17 @@ def _check_sizes(dim: int, classes: int, buckets: int, members: list[int]) -> No
         raise ValueError(f"members must be distinct numbers >= 0, at least one, got {members}")
 
 
+def _seeded_words(seed: int, members: Sequence[int]) -> Tensor:
+    """The hash words of members, int64 [members, 4]."""
+    return hashing.seeded(seed, _PARAMETER, max(members) + 1)[list(members)]
+
+
 def _check_hashes(mach: MACH, state: dict[str, Any], prefix: str, *_: Any) -> None:
     """Raises before anything is loaded where the weights were trained with other hashes."""
-    for number, words in zip(mach.members, mach.words, strict=True):
+    # not those of the buffers, which on the meta device have no values
+    for number, words in zip(mach.members, _seeded_words(mach.seed, mach.members), strict=True):
         saved = state.get(f"{prefix}heads.{number}.words", words)
-        if not torch.equal(saved.to(words.device), words):
+        if not saved.is_meta and not torch.equal(saved.to(words.device), words):
             raise ValueError(
                 f"member {number} must have the hash of seed = {mach.seed}, got the state of a "
                 "MACH of another seed; construct it with that seed, or read a file of MACH.save() "
