@@ -41,3 +41,16 @@ def test_missing_data_is_reported_with_the_way_to_get_it(tmp_path, monkeypatch):
 def test_bad_data_settings_get_a_clear_error(settings, message):
     with pytest.raises(ValueError, match=message):
         DataSettings(**settings)
+
+
+def test_the_digest_of_a_folder_follows_names_and_contents_and_not_the_place(tmp_path):
+    def digest(place, **texts):
+        (tmp_path / place).mkdir()
+        for name, text in texts.items():
+            (tmp_path / place / f"{name}.txt").write_text(text, encoding="utf-8")
+        return DataSettings(kind="text").sha256(tmp_path / place)
+
+    first = digest("one", a="x", b="y")
+    assert digest("two", a="x", b="y") == first
+    others = [digest("three", a="x", c="y"), digest("four", a="x", b="z"), digest("five")]
+    assert len({first, *others}) == 4

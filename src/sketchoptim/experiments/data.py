@@ -82,11 +82,18 @@ class DataSettings:
         return read_text(found, min_count=self.min_count, held_out=self.held_out)
 
     def sha256(self, path: Path | None = None) -> str:
-        """A name for what is in the files that would be read, wherever they are."""
+        """A name for the data, wherever it is: a digest of all files of its folder, or of its file.
+
+        Hashed are each file's content and its name below the folder that all are in, as names
+        say what is train and what is test; a single file may have any name.
+        """
+        files = self._files(path)
+        folder = os.path.commonpath(files or [Path()])
         whole = hashlib.sha256()
-        for file in self._files(path):
+        for file in files:
+            name = os.fsencode(file.relative_to(folder).as_posix())
             with file.open("rb") as stream:
-                whole.update(hashlib.file_digest(stream, "sha256").digest())
+                whole.update(name + b"\0" + hashlib.file_digest(stream, "sha256").digest())
         return whole.hexdigest()
 
     def _files(self, path: Path | None) -> list[Path]:
