@@ -16,6 +16,7 @@ import sketchoptim as so
 from sketchoptim import moments
 from sketchoptim.moments import Average, Moments, Table
 from sketchoptim.ops import Rule, cpu, rule_to_tensor, stepper
+from sketchoptim.rows import CHUNK_ELEMENTS
 from sketchoptim.storage import PRESETS, Memory, Sketched, Storage
 
 pytestmark = needs_native
@@ -112,6 +113,8 @@ def test_a_sketch_without_a_kernel_is_left_to_the_reference_with_a_warning(secon
 def test_the_same_has_a_kernel_otherwise():
     for depth in (1, 32):
         assert has_kernel(contiguous(), contiguous(), Sketched(depth=depth))
+    rows = torch.zeros(CHUNK_ELEMENTS + 1, 1)  # more than whose squares are kept
+    assert has_kernel(rows, rows, Sketched())
     for gradient in (contiguous(), rows_of(contiguous()), one_row(EXPANDED)):
         assert has_kernel(contiguous(), gradient, so.Exact())
 
