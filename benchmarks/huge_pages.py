@@ -13,7 +13,7 @@ from unittest import mock
 import torch
 from torch import nn
 
-from sketchoptim import pages
+from sketchoptim import _pages
 from sketchoptim.experiments.bench.cases import Case, default_counts
 from sketchoptim.experiments.bench.gradients import WordLaw
 from sketchoptim.experiments.bench.measure import CacheFlusher, Entrant, interleaved
@@ -23,8 +23,8 @@ from sketchoptim.experiments.bench.methods import BY_NAME
 def main(arguments: list[str] | None = None) -> None:
     """Times every method on both kinds of pages."""
     options = parsed(arguments)
-    if pages.setting() not in ("always", "madvise"):
-        raise SystemExit(f"huge pages are {pages.setting()} here: there is nothing to compare")
+    if _pages.setting() not in ("always", "madvise"):
+        raise SystemExit(f"huge pages are {_pages.setting()} here: there is nothing to compare")
     case = Case.parse(options.case)
     law = WordLaw.from_file(default_counts(), rows=case.rows)
     batches = [law.coalesced(case.rows, case.dim, case.touched, seed=seed) for seed in range(3)]
@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> None:
         for name in options.methods:
             method = BY_NAME[name].build(parameter, BY_NAME[name].memory)
             method.prepare(batches[0])
-            with mock.patch.object(pages, "_LEAST_BYTES", least_bytes):
+            with mock.patch.object(_pages, "_LEAST_BYTES", least_bytes):
                 method.step()  # makes the sketches
             entrants[name, kind] = Entrant(method, batches, options.threads)
     times = interleaved(entrants, seconds=options.seconds, least=5, flusher=CacheFlusher())

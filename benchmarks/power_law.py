@@ -26,13 +26,13 @@ import matplotlib.pyplot as plt
 import torch
 
 from sketchoptim.diagnostics import Shadow
-from sketchoptim.diagnostics.power_law import Spread, power_law
+from sketchoptim.diagnostics._power_law import Spread, power_law
 from sketchoptim.experiments.corpora import read_wikitext
 from sketchoptim.experiments.models import ModelSettings
 from sketchoptim.experiments.settings import TrainSettings
 from sketchoptim.experiments.tasks import NextWords
 from sketchoptim.experiments.train import Training
-from sketchoptim.optim.names import named_parameters
+from sketchoptim.optim._names import named_parameters
 
 MODEL = ModelSettings(dim=256, hidden=256, samples=1024)
 TABLE_LR = 0.03

@@ -23,12 +23,12 @@ import torch
 from torch import Tensor
 
 import sketchoptim as so
+from sketchoptim._rows import of_gradient
 from sketchoptim.experiments.corpora import Corpus, read_python_sources, read_wikitext, segments
 from sketchoptim.experiments.models import LanguageModel, ModelSettings
 from sketchoptim.moments import open_moment
-from sketchoptim.moments.sketched import SketchedMoment
+from sketchoptim.moments._sketched import SketchedMoment
 from sketchoptim.nn import LogUniformSampler
-from sketchoptim.rows import of_gradient
 
 BATCH, LENGTH, SAMPLES = 32, 35, 1024
 BETA2 = 0.999

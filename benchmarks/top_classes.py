@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sketchoptim import hashing
+from sketchoptim import _hashing
 from sketchoptim.experiments.bench.measure import last_level_cache_bytes
-from sketchoptim.ops.top_classes import Combination, class_scores, top_classes
+from sketchoptim.ops._top_classes import Combination, class_scores, top_classes
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -59,7 +59,7 @@ def inputs(members: int, options: argparse.Namespace) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(members)
     shape = (members, options.queries, options.buckets)
     tables = (3 * torch.randn(shape, generator=generator)).softmax(2)
-    return tables, hashing.seeded(0, 0, members)
+    return tables, _hashing.seeded(0, 0, members)
 
 
 def check_against_argsort(options: argparse.Namespace) -> None:

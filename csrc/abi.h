@@ -1,5 +1,5 @@
 // The plain C interface of the kernels: every struct here has its mirror, field by field, in
-// sketchoptim/ops/native.py. Nothing is allocated for the caller and nothing is kept.
+// sketchoptim/ops/_native.py. Nothing is allocated for the caller and nothing is kept.
 #pragma once
 
 #include <cstdint>

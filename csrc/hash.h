@@ -1,4 +1,4 @@
-// Row id -> bucket and sign, as sketchoptim/hashing.py specifies them.
+// Row id -> bucket and sign, as sketchoptim/_hashing.py specifies them.
 #pragma once
 
 #include <cstdint>

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from sketchoptim.ops import native
+from sketchoptim.ops import _native
 
 # Modules beside the tests whose asserts are to say as much as a test's own.
 pytest.register_assert_rewrite("refusals", "torch_twins")
@@ -47,14 +47,14 @@ def known_backend() -> None:
     """Where no kernels were built, that is said once, before warnings are errors."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "sketchoptim runs on its reference kernels")
-        native.library()
+        _native.library()
 
 
 @pytest.fixture
 def without_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A machine for whose level nothing was built."""
-    monkeypatch.setattr(native, "level", lambda: "v9")
+    monkeypatch.setattr(_native, "level", lambda: "v9")
     monkeypatch.delenv("SKETCHOPTIM_REQUIRE_NATIVE", raising=False)
-    native.library.cache_clear()
+    _native.library.cache_clear()
     yield
-    native.library.cache_clear()
+    _native.library.cache_clear()

@@ -9,7 +9,7 @@ import torch
 from typer.testing import CliRunner
 
 import sketchoptim as so
-from sketchoptim.cli import build_app, main
+from sketchoptim._cli import build_app, main
 from sketchoptim.experiments.checkpoints import read_json
 
 LEAN_RUN = Path("runs") / "lean-0.1-0.003-seed0"
@@ -100,7 +100,7 @@ def test_what_cannot_be_trained_is_said_before_anything_is_done(tmp_path, argume
 
 
 def test_a_missing_dependency_is_answered_with_what_to_install():
-    program = "import sys; sys.modules['typer'] = None; from sketchoptim.cli import main; main()"
+    program = "import sys; sys.modules['typer'] = None; from sketchoptim._cli import main; main()"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert result.returncode == 1
     assert "pip install 'sketchoptim[cli]'" in result.stderr
@@ -308,6 +308,6 @@ def test_a_mistake_of_ours_keeps_its_traceback(monkeypatch):
     def broken():
         raise TypeError("a mistake")
 
-    monkeypatch.setattr("sketchoptim.diagnostics.doctor.findings", broken)
+    monkeypatch.setattr("sketchoptim.diagnostics._doctor.findings", broken)
     result = CliRunner().invoke(build_app(), ["doctor"])
     assert isinstance(result.exception, TypeError)

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 import sketchoptim as so
-from sketchoptim import diagnostics, hashing, moments, ops
+from sketchoptim import _hashing, diagnostics, moments, ops
 from sketchoptim.moments import Average, Table
-from sketchoptim.moments.sketched import _FOLD_CHECK_STEPS
+from sketchoptim.moments._sketched import _FOLD_CHECK_STEPS
 from sketchoptim.nn import MACH, LSHSoftmax, UnigramSampler
-from sketchoptim.ops.top_classes import top_classes
+from sketchoptim.ops._top_classes import top_classes
 
 CPU = torch.device("cpu")
 ROWS, DIM = 200, 4
@@ -99,7 +99,7 @@ def by_the_operator() -> Any:
 
 
 def searched() -> Any:
-    found = top_classes(drawn(3, 2, 16), hashing.seeded(0, 0, 3), 100, 5, "median")
+    found = top_classes(drawn(3, 2, 16), _hashing.seeded(0, 0, 3), 100, 5, "median")
     return [part.tolist() for part in found]
 
 

@@ -49,7 +49,7 @@ def test_the_examples_of_a_module_give_what_they_say(name):
 
 
 def test_the_examples_are_found():
-    assert {"sketchoptim", "sketchoptim.sketch", "sketchoptim.optim.adam"} <= {
+    assert {"sketchoptim", "sketchoptim._sketch", "sketchoptim.optim._adam"} <= {
         *modules_with_examples()
     }
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import sketchoptim as so
-from sketchoptim import hashing
+from sketchoptim import _hashing
 
 KEYS = sorted(specification.WORDS)
 LARGEST_ID = 2**32 - 1
@@ -39,7 +39,7 @@ def random_words(rows: int, seed: int) -> Tensor:
 @cache
 def many_seeded_words() -> Tensor:
     """Hash rows as sketches get them, of neighbouring seeds and parameters."""
-    return torch.cat([hashing.seeded(seed, p, 4) for seed in range(64) for p in range(64)])
+    return torch.cat([_hashing.seeded(seed, p, 4) for seed in range(64) for p in range(64)])
 
 
 def unsigned(word: int) -> int:
@@ -88,27 +88,27 @@ def test_the_specification_gives_the_golden_buckets_and_signs(key):
 @pytest.mark.parametrize("key", KEYS)
 def test_seeded_words_are_the_golden_ones(key):
     seed, parameter, row = key
-    words = hashing.seeded(seed, parameter, row + 1)
+    words = _hashing.seeded(seed, parameter, row + 1)
     assert tuple(map(unsigned, words[row].tolist())) == specification.WORDS[key]
 
 
 @pytest.mark.parametrize("key", KEYS)
 def test_buckets_are_the_golden_ones(key):
     seed, parameter, row = key
-    words, ids = hashing.seeded(seed, parameter, row + 1), torch.tensor(specification.IDS)
+    words, ids = _hashing.seeded(seed, parameter, row + 1), torch.tensor(specification.IDS)
     for column, width in enumerate(specification.WIDTHS):
         expected = [specification.BUCKETS[key, row_id][column] for row_id in specification.IDS]
-        assert hashing.buckets(words, ids, width)[row].tolist() == expected
+        assert _hashing.buckets(words, ids, width)[row].tolist() == expected
 
 
 @pytest.mark.parametrize("key", KEYS)
 def test_signs_are_the_golden_ones(key):
     seed, parameter, row = key
-    words, ids = hashing.seeded(seed, parameter, row + 1), torch.tensor(specification.IDS)
-    assert hashing.signs(words, ids)[row].tolist() == list(specification.SIGNS[key])
+    words, ids = _hashing.seeded(seed, parameter, row + 1), torch.tensor(specification.IDS)
+    assert _hashing.signs(words, ids)[row].tolist() == list(specification.SIGNS[key])
 
 
-@given(words_tensors, id_tensors, st.integers(1, hashing.MAX_WIDTH))
+@given(words_tensors, id_tensors, st.integers(1, _hashing.MAX_WIDTH))
 def test_any_hash_follows_the_specification(words, ids, width):
     rows = [tuple(map(unsigned, row)) for row in words.tolist()]
     expected_buckets = [
@@ -117,28 +117,28 @@ def test_any_hash_follows_the_specification(words, ids, width):
     expected_signs = [
         [specification.sign_of(row, row_id) for row_id in ids.tolist()] for row in rows
     ]
-    assert hashing.buckets(words, ids, width).tolist() == expected_buckets
-    assert hashing.signs(words, ids).tolist() == expected_signs
+    assert _hashing.buckets(words, ids, width).tolist() == expected_buckets
+    assert _hashing.signs(words, ids).tolist() == expected_signs
 
 
 # -- laws ----------------------------------------------------------------------------------------
 
 
-@given(words_tensors, id_tensors, st.integers(1, hashing.MAX_WIDTH))
+@given(words_tensors, id_tensors, st.integers(1, _hashing.MAX_WIDTH))
 def test_a_bucket_lies_below_the_width(words, ids, width):
-    buckets = hashing.buckets(words, ids, width)
+    buckets = _hashing.buckets(words, ids, width)
     assert buckets.shape == (words.shape[0], ids.numel())
     assert ((buckets >= 0) & (buckets < width)).all()
 
 
-@given(words_tensors, id_tensors, st.integers(1, hashing.MAX_WIDTH // 2))
+@given(words_tensors, id_tensors, st.integers(1, _hashing.MAX_WIDTH // 2))
 def test_halving_the_width_halves_the_bucket(words, ids, half):
-    wide, narrow = hashing.buckets(words, ids, 2 * half), hashing.buckets(words, ids, half)
+    wide, narrow = _hashing.buckets(words, ids, 2 * half), _hashing.buckets(words, ids, half)
     assert torch.equal(narrow, wide // 2)
 
 
 def test_signs_are_float32():
-    signs = hashing.signs(hashing.seeded(0, 0, 3), torch.arange(100))
+    signs = _hashing.signs(_hashing.seeded(0, 0, 3), torch.arange(100))
     assert signs.dtype == torch.float32
     assert set(signs.flatten().tolist()) == {-1.0, 1.0}
 
@@ -146,15 +146,15 @@ def test_signs_are_float32():
 @pytest.mark.parametrize("width", [*range(1, 70), 1000, 1023, 4096, 33061, 100_003])
 def test_injective_words_are_the_identity(width):
     ids = torch.arange(width)
-    words = hashing.injective(width, 2)
-    assert torch.equal(hashing.buckets(words, ids, width), ids.expand(2, -1))
-    assert (hashing.signs(words, ids) == 1).all()
+    words = _hashing.injective(width, 2)
+    assert torch.equal(_hashing.buckets(words, ids, width), ids.expand(2, -1))
+    assert (_hashing.signs(words, ids) == 1).all()
 
 
-@given(st.integers(1, hashing.MAX_WIDTH), st.integers(0, 2**63))
+@given(st.integers(1, _hashing.MAX_WIDTH), st.integers(0, 2**63))
 def test_injective_words_are_the_identity_at_any_width(width, draw):
     ids = torch.tensor([0, draw % width, width // 2, max(width - 2, 0), width - 1])
-    assert torch.equal(hashing.buckets(hashing.injective(width, 1), ids, width)[0], ids)
+    assert torch.equal(_hashing.buckets(_hashing.injective(width, 1), ids, width)[0], ids)
 
 
 # The widths where dividing 2^64 leaves the most: rounding hurts an identity the most there.
@@ -162,7 +162,7 @@ def test_injective_words_are_the_identity_at_any_width(width, draw):
 def test_injective_words_are_the_identity_near_the_largest_width(width):
     generator = torch.Generator().manual_seed(width)
     ids = torch.randint(width, (10_000,), generator=generator)
-    assert torch.equal(hashing.buckets(hashing.injective(width, 1), ids, width)[0], ids)
+    assert torch.equal(_hashing.buckets(_hashing.injective(width, 1), ids, width)[0], ids)
 
 
 # -- the seed ------------------------------------------------------------------------------------
@@ -170,8 +170,8 @@ def test_injective_words_are_the_identity_near_the_largest_width(width):
 
 @given(st.integers(-(2**70), 2**70), st.integers(0, 2**32), st.integers(1, 6))
 def test_a_hash_row_does_not_depend_on_the_depth(seed, parameter, depth):
-    longer = hashing.seeded(seed, parameter, depth + 2)
-    assert torch.equal(hashing.seeded(seed, parameter, depth), longer[:depth])
+    longer = _hashing.seeded(seed, parameter, depth + 2)
+    assert torch.equal(_hashing.seeded(seed, parameter, depth), longer[:depth])
 
 
 def test_each_seed_parameter_and_row_has_words_of_its_own():
@@ -189,9 +189,9 @@ def test_seeded_words_have_unbiased_bits():
 @pytest.mark.parametrize("moved", ["seed", "parameter", "row"])
 def test_neighbouring_keys_give_unrelated_words(moved):
     rows = {
-        "seed": lambda: torch.cat([hashing.seeded(n, 0, 1) for n in range(2001)]),
-        "parameter": lambda: torch.cat([hashing.seeded(0, n, 1) for n in range(2001)]),
-        "row": lambda: hashing.seeded(0, 0, 2001),
+        "seed": lambda: torch.cat([_hashing.seeded(n, 0, 1) for n in range(2001)]),
+        "parameter": lambda: torch.cat([_hashing.seeded(0, n, 1) for n in range(2001)]),
+        "row": lambda: _hashing.seeded(0, 0, 2001),
     }[moved]()
     differing = [
         unsigned(old ^ new).bit_count()
@@ -206,7 +206,7 @@ def test_neighbouring_keys_give_unrelated_words(moved):
 @pytest.mark.parametrize("width", [2, 64, 1000])
 def test_neighbouring_parameters_agree_on_a_bucket_by_chance_only(width):
     ids = torch.arange(200_000)
-    here, there = (hashing.buckets(hashing.seeded(0, p, 3), ids, width) for p in (0, 1))
+    here, there = (_hashing.buckets(_hashing.seeded(0, p, 3), ids, width) for p in (0, 1))
     agreements = (here == there).sum().item()
     expected = here.numel() / width
     assert abs(agreements - expected) < 4 * math.sqrt(expected)
@@ -233,7 +233,7 @@ def test_the_two_moments_of_a_parameter_share_their_words():
 @pytest.mark.parametrize("row_id", [0, 1, 2**31, LARGEST_ID])
 def test_an_id_is_uniform_over_the_buckets(width, row_id):
     words = random_words(100_000, seed=0)
-    buckets = hashing.buckets(words, torch.tensor([row_id]), width).flatten()
+    buckets = _hashing.buckets(words, torch.tensor([row_id]), width).flatten()
     assert excess(torch.bincount(buckets, minlength=width), 100_000 / width) < 4
 
 
@@ -241,14 +241,14 @@ def test_an_id_is_uniform_over_the_buckets(width, row_id):
 def test_an_id_is_uniform_over_the_buckets_of_seeded_words(width):
     words = many_seeded_words()
     for row_id in (0, 1, 77_777, LARGEST_ID):
-        buckets = hashing.buckets(words, torch.tensor([row_id]), width).flatten()
+        buckets = _hashing.buckets(words, torch.tensor([row_id]), width).flatten()
         assert excess(torch.bincount(buckets, minlength=width), words.shape[0] / width) < 4
 
 
 @pytest.mark.parametrize("width", [3, 64, 1000, 33061])
 def test_random_ids_are_uniform_over_the_buckets(width):
     ids = torch.randint(LARGEST_ID, (100_000,), generator=torch.Generator().manual_seed(6))
-    buckets = hashing.buckets(hashing.seeded(0, 0, 3), ids, width)
+    buckets = _hashing.buckets(_hashing.seeded(0, 0, 3), ids, width)
     for row in buckets:
         assert excess(torch.bincount(row, minlength=width), ids.numel() / width) < 4
 
@@ -257,13 +257,13 @@ def test_random_ids_are_uniform_over_the_buckets(width):
 @pytest.mark.parametrize("pair", PAIRS)
 def test_two_ids_fall_into_independent_buckets(pair, width):
     words = random_words(100_000, seed=1)
-    first, second = hashing.buckets(words, torch.tensor(pair), width).T
+    first, second = _hashing.buckets(words, torch.tensor(pair), width).T
     assert excess(joint_counts(first, second, width), 100_000 / width**2) < 4
 
 
 @pytest.mark.parametrize("pair", PAIRS)
 def test_two_ids_have_independent_signs(pair):
-    signs = hashing.signs(random_words(100_000, seed=2), torch.tensor(pair))
+    signs = _hashing.signs(random_words(100_000, seed=2), torch.tensor(pair))
     first, second = (signs.T < 0).long()
     assert excess(joint_counts(first, second, 2), 100_000 / 4) < 4
 
@@ -271,8 +271,8 @@ def test_two_ids_have_independent_signs(pair):
 @pytest.mark.parametrize("pair", [(5, 5), *PAIRS])
 def test_a_sign_is_independent_of_a_bucket(pair):
     words, width = random_words(100_000, seed=3), 8
-    buckets = hashing.buckets(words, torch.tensor(pair[:1]), width).flatten()
-    negative = (hashing.signs(words, torch.tensor(pair[1:])) < 0).long().flatten()
+    buckets = _hashing.buckets(words, torch.tensor(pair[:1]), width).flatten()
+    negative = (_hashing.signs(words, torch.tensor(pair[1:])) < 0).long().flatten()
     counts = torch.bincount(buckets * 2 + negative, minlength=2 * width)
     assert excess(counts, 100_000 / (2 * width)) < 4
 
@@ -282,7 +282,7 @@ def test_a_sign_is_independent_of_a_bucket(pair):
 def test_two_ids_collide_as_often_as_independent_draws(source, width):
     words = random_words(100_000, seed=4) if source == "random" else many_seeded_words()
     for pair in PAIRS:
-        first, second = hashing.buckets(words, torch.tensor(pair), width).T
+        first, second = _hashing.buckets(words, torch.tensor(pair), width).T
         collisions = (first == second).sum().item()
         expected = words.shape[0] / width
         assert abs(collisions - expected) <= 4 * math.sqrt(expected * (1 - 1 / width))
@@ -290,10 +290,10 @@ def test_two_ids_collide_as_often_as_independent_draws(source, width):
 
 def test_two_hash_rows_of_a_sketch_are_independent():
     width = 16
-    words = torch.stack([hashing.seeded(seed, 0, 2) for seed in range(20_000)])
+    words = torch.stack([_hashing.seeded(seed, 0, 2) for seed in range(20_000)])
     for row_id in (0, 1, 4242):
         first, second = (
-            hashing.buckets(words[:, row], torch.tensor([row_id]), width) for row in range(2)
+            _hashing.buckets(words[:, row], torch.tensor([row_id]), width) for row in range(2)
         )
         assert excess(joint_counts(first, second, width), 20_000 / width**2) < 4
 
@@ -304,11 +304,11 @@ def test_two_hash_rows_of_a_sketch_are_independent():
 def test_the_independence_test_rejects_a_hash_that_lacks_a_word(broken, pair):
     words = random_words(100_000, seed=5).clone()
     words[:, broken] = 0
-    first, second = hashing.buckets(words, torch.tensor(pair), 16).T
+    first, second = _hashing.buckets(words, torch.tensor(pair), 16).T
     assert excess(joint_counts(first, second, 16), 100_000 / 256) > 100
 
 
-@given(st.data(), st.integers(1, hashing.MAX_WIDTH))
+@given(st.data(), st.integers(1, _hashing.MAX_WIDTH))
 def test_every_bucket_gets_its_share_of_the_values_of_u(data, width):
     bucket = data.draw(st.integers(0, width - 1))
     first = -(-bucket * 2**32 // width)  # so shares differ by one value of 2^32 at most
@@ -316,4 +316,4 @@ def test_every_bucket_gets_its_share_of_the_values_of_u(data, width):
         if expected >= 0:
             word = (u << 32) - (2**64 if u >= 2**31 else 0)
             words = torch.tensor([[0, word, 0, 0]])
-            assert hashing.buckets(words, torch.tensor([0]), width).item() == expected
+            assert _hashing.buckets(words, torch.tensor([0]), width).item() == expected

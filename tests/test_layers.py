@@ -9,16 +9,16 @@ import sketchoptim
 
 PACKAGE = "sketchoptim"
 LAYERS = (
-    {"hashing", "theory", "pages", "parsing", "warning"},
-    {"rows"},
-    {"sketch"},
+    {"_hashing", "theory", "_pages", "_parsing", "_warning"},
+    {"_rows"},
+    {"_sketch"},
     {"storage"},
     {"moments"},
     {"ops"},
     {"optim"},
     {"nn", "diagnostics", "distributed"},
     {"experiments"},
-    {"cli", "__main__"},
+    {"_cli", "__main__"},
 )
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 # The public names gather every layer that a user programs with, so only what comes after these
@@ -74,31 +74,31 @@ def test_imports_follow_the_layers():
     "source",
     [
         "import sketchoptim.optim",
-        "import sketchoptim.optim.adam as adam",
+        "import sketchoptim.optim._adam as adam",
         "from sketchoptim.optim import Adam",
         "from sketchoptim import optim",
         "from ..optim.adam import Adam",
         "from .. import optim",
-        "def late():\n    from sketchoptim.cli import main",
+        "def late():\n    from sketchoptim._cli import main",
         "import sketchoptim as so",
         "from sketchoptim import Adam",
     ],
 )
 def test_an_import_of_a_later_layer_is_caught(source):
-    assert len(violations(source, "sketchoptim.moments.exact")) == 1
+    assert len(violations(source, "sketchoptim.moments._exact")) == 1
 
 
 @pytest.mark.parametrize(
     ("module", "is_package", "source"),
     [
-        ("sketchoptim.optim.adam", False, "from sketchoptim.moments import Exact"),
-        ("sketchoptim.optim.adam", False, "from ..moments.exact import Exact"),
-        ("sketchoptim.optim.adam", False, "from .base import Base"),
+        ("sketchoptim.optim._adam", False, "from sketchoptim.moments import Exact"),
+        ("sketchoptim.optim._adam", False, "from ..moments.exact import Exact"),
+        ("sketchoptim.optim._adam", False, "from .base import Base"),
         ("sketchoptim.optim", True, "from .adam import Adam"),
         ("sketchoptim.optim", True, "from ..moments import Exact"),
-        ("sketchoptim.sketch", False, "from .hashing import buckets"),
-        ("sketchoptim.nn.mach", False, "import torch, sketchoptim.diagnostics.planner"),
-        ("sketchoptim.cli", False, "import sketchoptim as so"),
+        ("sketchoptim._sketch", False, "from .hashing import buckets"),
+        ("sketchoptim.nn._mach", False, "import torch, sketchoptim.diagnostics._planner"),
+        ("sketchoptim._cli", False, "import sketchoptim as so"),
     ],
 )
 def test_an_import_of_the_same_or_an_earlier_layer_is_allowed(module, is_package, source):

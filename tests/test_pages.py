@@ -9,11 +9,11 @@ from moment_runs import opened
 from torch import Tensor
 
 import sketchoptim as so
-from sketchoptim import pages
+from sketchoptim import _pages
 
 CPU = torch.device("cpu")
 LARGE = 4 << 20  # elements of float32: 16 MiB
-on_linux = pytest.mark.skipif(pages.setting() == "absent", reason="needs Linux with huge pages")
+on_linux = pytest.mark.skipif(_pages.setting() == "absent", reason="needs Linux with huge pages")
 
 
 def advised_mappings() -> list[range]:
@@ -43,7 +43,7 @@ def is_from_torch(tensor: Tensor) -> bool:
 
 
 def filled(elements: int) -> Tensor:
-    return pages.empty((elements,), dtype=torch.float32, device=CPU).fill_(1.0)
+    return _pages.empty((elements,), dtype=torch.float32, device=CPU).fill_(1.0)
 
 
 @on_linux
@@ -100,7 +100,7 @@ def test_a_folded_table_lies_in_them():
 @pytest.mark.parametrize("shape", [(), (0,), (3, 5), (LARGE // 8, 8)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
 def test_a_tensor_is_what_was_asked_for(shape, dtype):
-    tensor = pages.empty(shape, dtype=dtype, device=CPU)
+    tensor = _pages.empty(shape, dtype=dtype, device=CPU)
     assert (tensor.shape, tensor.dtype, tensor.device) == (shape, dtype, CPU)
     assert tensor.is_contiguous()
     tensor.fill_(7)
@@ -108,7 +108,7 @@ def test_a_tensor_is_what_was_asked_for(shape, dtype):
 
 
 def test_no_memory_is_asked_for_on_other_devices():
-    assert pages.empty((LARGE,), dtype=torch.float32, device=torch.device("meta")).is_meta
+    assert _pages.empty((LARGE,), dtype=torch.float32, device=torch.device("meta")).is_meta
 
 
 @pytest.mark.parametrize(
@@ -117,10 +117,10 @@ def test_no_memory_is_asked_for_on_other_devices():
 )
 def test_the_setting_is_the_word_in_brackets(text, expected, tmp_path, monkeypatch):
     (tmp_path / "enabled").write_text(text)
-    monkeypatch.setattr(pages, "_SETTING", tmp_path / "enabled")
-    assert pages.setting() == expected
+    monkeypatch.setattr(_pages, "_SETTING", tmp_path / "enabled")
+    assert _pages.setting() == expected
 
 
 def test_without_the_file_huge_pages_are_absent(tmp_path, monkeypatch):
-    monkeypatch.setattr(pages, "_SETTING", tmp_path / "enabled")
-    assert pages.setting() == "absent"
+    monkeypatch.setattr(_pages, "_SETTING", tmp_path / "enabled")
+    assert _pages.setting() == "absent"

@@ -31,7 +31,7 @@ from sketch_cases import (
 from torch import Tensor
 
 import sketchoptim as so
-from sketchoptim import hashing, sketch
+from sketchoptim import _hashing, _sketch
 
 
 def build_naive(kind: str, size: Size, seed: int = 0) -> naive.NaiveSketch:
@@ -70,7 +70,7 @@ def test_a_sketch_equals_its_naive_form(kind, data):
 def test_a_sketch_without_collisions_holds_every_vector_exactly(kind):
     generator = torch.Generator().manual_seed(0)
     values = torch.rand(50, 3, generator=generator)
-    tensors = build(kind, Size(4, 50, 3)).tensors() | {"words": hashing.injective(50, 4)}
+    tensors = build(kind, Size(4, 50, 3)).tensors() | {"words": _hashing.injective(50, 4)}
     found = over(kind, tensors).add_(torch.arange(50), values)
     assert torch.equal(found.query(torch.arange(50)), values)
 
@@ -204,7 +204,7 @@ def test_the_order_of_ids_does_not_matter_to_a_conservative_count_min():
     values = torch.rand(40_000, 2, generator=generator)
     order = torch.randperm(40_000, generator=generator)
     size = Size(3, 500, 2)
-    assert ids.numel() > 2 * sketch._IDS_AT_ONCE
+    assert ids.numel() > 2 * _sketch._IDS_AT_ONCE
     there = build("conservative", size).add_(ids, values)
     back = build("conservative", size).add_(ids[order], values[order])
     assert torch.equal(there.table, back.table)
@@ -216,7 +216,7 @@ def test_how_many_ids_are_handled_at_once_does_not_matter(kind, data, at_once):
     size, seed, (stream, more) = data.draw(sized_streams(kind, 2))
     whole = build(kind, size, seed).add_(*stream).add_(*more)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sketch, "_IDS_AT_ONCE", at_once)
+        patch.setattr(_sketch, "_IDS_AT_ONCE", at_once)
         parts = build(kind, size, seed).add_(*stream).add_(*more)
         assert torch.equal(parts.query(stream.ids), whole.query(stream.ids))
     assert torch.equal(parts.table, whole.table)
@@ -341,7 +341,7 @@ def test_for_error_of_count_min_is_the_smallest_that_keeps_the_bound():
     found = so.CountMinSketch.for_error(0.01, 0.05, 1000, 4, conservative=True, seed=3)
     assert (found.depth, found.width, found.dim) == (math.ceil(math.log(80_000)), 272, 4)
     assert found.conservative
-    assert torch.equal(found.words, hashing.seeded(3, 0, found.depth))
+    assert torch.equal(found.words, _hashing.seeded(3, 0, found.depth))
 
 
 def test_for_error_of_count_sketch_is_the_smallest_odd_one_that_keeps_the_bound():

@@ -14,7 +14,7 @@ from sketch_cases import (
 )
 
 import sketchoptim as so
-from sketchoptim import hashing, sketch
+from sketchoptim import _hashing, _sketch
 
 
 @pytest.mark.parametrize("depth", range(1, 9))
@@ -22,12 +22,12 @@ def test_the_median_of_an_even_depth_is_the_mean_of_the_middle_two(depth):
     generator = torch.Generator().manual_seed(depth)
     readings = torch.randn(depth, 50, 3, generator=generator)
     expected = np.median(readings.numpy(), axis=0)
-    assert np.array_equal(sketch.median(readings).numpy(), expected)
+    assert np.array_equal(_sketch.median(readings).numpy(), expected)
 
 
 @every_kind
 def test_an_empty_sketch_estimates_zero(kind):
-    found = build(kind, Size(3, 8, 2)).query(torch.tensor([0, 5, hashing.MAX_ID]))
+    found = build(kind, Size(3, 8, 2)).query(torch.tensor([0, 5, _hashing.MAX_ID]))
     assert torch.equal(found, torch.zeros(3, 2))
     assert found.dtype == torch.float32
 

@@ -10,8 +10,8 @@ from sketch_cases import KINDS, Size, build, every_kind, over
 from torch import Tensor
 
 import sketchoptim as so
-from sketchoptim import sketch
-from sketchoptim.sketch import Sketch
+from sketchoptim import _sketch
+from sketchoptim._sketch import Sketch
 
 ONE_ID = torch.tensor([11])
 
@@ -147,7 +147,7 @@ def test_rounding_to_nearest_would_freeze_a_second_moment(monkeypatch):
     def nearest(x: Tensor, position: Tensor, key: int, dtype: torch.dtype) -> Tensor:
         return x.to(dtype)
 
-    monkeypatch.setattr(sketch, "_round_stochastically", nearest)
+    monkeypatch.setattr(_sketch, "_round_stochastically", nearest)
     found, true = decayed_average("count-min", PHASES, 0.998, depth=1, dim=32)
     assert abs(found.mean().item() / true - 1) > 0.3
 

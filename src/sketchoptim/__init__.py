@@ -8,9 +8,9 @@
 from importlib.metadata import version
 
 from . import nn, theory
+from ._sketch import CountMinSketch, CountSketch
 from .diagnostics import Diagnosis, MemoryReport, Plan, diagnose, memory_report, plan
 from .optim import SGD, Adagrad, Adam, AdamW, RMSprop, clip_grad_norm_, from_torch, to_torch
-from .sketch import CountMinSketch, CountSketch
 from .storage import Exact, Memory, RankOne, RowWise, Sketched, TopSingular
 
 __version__ = version("sketchoptim")

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 import torch
 
-from . import hashing
-from .sketch import TABLE_DTYPES
+from . import _hashing
+from ._sketch import TABLE_DTYPES
 
 Form = Literal["moments", "ratio"]
 Granularity = Literal["row", "element"]
@@ -107,7 +107,7 @@ class Sketched:
             _check_positive("ratio", self.ratio)
         if self.width is not None:
             _check_whole("width", self.width)
-            if self.width > hashing.MAX_WIDTH:
+            if self.width > _hashing.MAX_WIDTH:
                 raise ValueError(
                     f"width must be <= 2**31, got {self.width}; use a larger depth instead"
                 )

@@ -3,22 +3,22 @@
 import pytest
 from typer.testing import CliRunner
 
-from sketchoptim.cli import build_app
-from sketchoptim.diagnostics.doctor import findings
-from sketchoptim.ops import native
+from sketchoptim._cli import build_app
+from sketchoptim.diagnostics._doctor import findings
+from sketchoptim.ops import _native
 
 
 def test_doctor_names_the_library_that_runs() -> None:
     result = CliRunner().invoke(build_app(), ["doctor"])
     assert result.exit_code == 0, result.output
-    assert f"native kernels, level {native.level()}" in result.stdout
+    assert f"native kernels, level {_native.level()}" in result.stdout
 
 
 def test_doctor_says_why_the_native_kernels_do_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> None:
         raise OSError(f"libsketchoptim_{name}.so was not built")
 
-    monkeypatch.setattr(native, "load", missing)
+    monkeypatch.setattr(_native, "load", missing)
     backend = findings()["cpu backend"]
     assert "reference kernels" in backend
-    assert f"libsketchoptim_{native.level()}.so was not built" in backend
+    assert f"libsketchoptim_{_native.level()}.so was not built" in backend

@@ -8,7 +8,7 @@ import torch
 from tiny_runs import PLANS, Run, batches
 
 import sketchoptim as so
-from sketchoptim.diagnostics.inspection import inspect_checkpoint
+from sketchoptim.diagnostics._inspection import inspect_checkpoint
 
 
 def saved(path, thing):

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import sketchoptim as so
-from sketchoptim.diagnostics.plan import described_storage
+from sketchoptim.diagnostics._plan import described_storage
 from sketchoptim.storage import Storage
 
 

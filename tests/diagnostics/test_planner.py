@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import sketchoptim as so
-from sketchoptim.diagnostics.planner import budget_bytes
-from sketchoptim.diagnostics.prediction import PredictedError
+from sketchoptim.diagnostics._planner import budget_bytes
+from sketchoptim.diagnostics._prediction import PredictedError
 
 LM1B = [("embedding", (793_471, 256)), ("softmax", (793_471, 256))]
 KINDS = ["Adam", "AdamW", "RMSprop", "Adagrad", "SGD"]

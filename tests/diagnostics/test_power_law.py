@@ -6,8 +6,8 @@ from gradients import sparse
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sketchoptim import rows
-from sketchoptim.diagnostics.power_law import TOP, PowerLaw, Spread, power_law, power_law_of
+from sketchoptim import _rows
+from sketchoptim.diagnostics._power_law import TOP, PowerLaw, Spread, power_law, power_law_of
 
 
 def sorted_midpoint(magnitudes, total):
@@ -68,7 +68,7 @@ def test_the_curve_falls_and_counts_every_number(numbers):
 
 
 def test_rows_and_elements_are_measured_apart(monkeypatch):
-    monkeypatch.setattr(rows, "CHUNK_ELEMENTS", 64)
+    monkeypatch.setattr(_rows, "CHUNK_ELEMENTS", 64)
     tensor = zipf(600, 1.0).unsqueeze(1) * zipf(20, 0.8, seed=1)
     found = power_law(-tensor)
     assert found.row_midpoint == pytest.approx(sorted_midpoint(tensor.sum(1), 600), rel=0.02)

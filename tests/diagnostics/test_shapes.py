@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from sketchoptim.diagnostics.frequencies import RowFrequencies
-from sketchoptim.diagnostics.shapes import parameter_shapes
+from sketchoptim.diagnostics._frequencies import RowFrequencies
+from sketchoptim.diagnostics._shapes import parameter_shapes
 from sketchoptim.experiments.models import FullSoftmax
 from sketchoptim.nn import SampledSoftmax
-from sketchoptim.nn.feature_hashing import BagEncoder
+from sketchoptim.nn._feature_hashing import BagEncoder
 
 TOML = """
 [[tables]]

@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("typer", reason="the command line needs typer")
 from typer.testing import CliRunner
 
-from sketchoptim.cli import build_app
+from sketchoptim._cli import build_app
 from sketchoptim.experiments.classifier import ClassifierSettings
 from sketchoptim.experiments.data import DataSettings
 from sketchoptim.experiments.methods import Method

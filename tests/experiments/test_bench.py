@@ -9,7 +9,7 @@ from rich.console import Console
 from torch import nn
 from typer.testing import CliRunner
 
-from sketchoptim.cli import build_app
+from sketchoptim._cli import build_app
 from sketchoptim.experiments.bench import measure, methods, run_bench, selected
 from sketchoptim.experiments.bench.cases import (
     CASES,

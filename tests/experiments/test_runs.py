@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from sketchoptim.cli import build_app
+from sketchoptim._cli import build_app
 from sketchoptim.experiments import checkpoints
 from sketchoptim.experiments.checkpoints import (
     MismatchError,

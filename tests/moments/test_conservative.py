@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import sketchoptim as so
-from sketchoptim import rows
+from sketchoptim import _rows
 from sketchoptim.moments import Average
 
 
@@ -107,7 +107,7 @@ class LargestAllocation(TorchDispatchMode):
 @pytest.mark.parametrize("kind", STREAMS)
 def test_a_step_of_lean_allocates_nothing_with_an_entry_for_each_row(kind, monkeypatch):
     shape = (6_000, 4)
-    monkeypatch.setattr(rows, "CHUNK_ELEMENTS", 1 << 10)
+    monkeypatch.setattr(_rows, "CHUNK_ELEMENTS", 1 << 10)
     parameter = torch.nn.Parameter(start(shape))
     optimizer = so.Adam([{"params": [parameter], "memory": "lean"}])
     generator = torch.Generator().manual_seed(4)

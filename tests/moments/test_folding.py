@@ -10,8 +10,8 @@ from torch import nn
 
 import sketchoptim as so
 from sketchoptim.moments import Average
-from sketchoptim.moments.sketch_error import estimate_error
-from sketchoptim.moments.sketched import _FOLD_CHECK_STEPS as CHECKED
+from sketchoptim.moments._sketch_error import estimate_error
+from sketchoptim.moments._sketched import _FOLD_CHECK_STEPS as CHECKED
 
 ROWS, DIM = 2_000, 4
 SUM = Average(1.0, 1.0)

@@ -11,7 +11,7 @@ from moment_runs import ADAM, by_element, by_row, estimated, moved, opened, rand
 
 import sketchoptim as so
 from sketchoptim.moments import Average
-from sketchoptim.moments.moment import row_sums
+from sketchoptim.moments._moment import row_sums
 
 STORAGES = {
     "exact": so.Exact(),

@@ -7,9 +7,9 @@ import torch
 from moment_runs import moved, opened
 
 import sketchoptim as so
-from sketchoptim import hashing, moments
+from sketchoptim import _hashing, moments
 from sketchoptim.moments import Average, Table
-from sketchoptim.moments.sketch_error import SketchError, estimate_error
+from sketchoptim.moments._sketch_error import SketchError, estimate_error
 
 ROWS, DIM, TOUCHED, STEPS = 10_000, 8, 300, 120
 FIRST, SECOND = Average(0.9, 1 - 0.9), Average(0.999, 1 - 0.999)
@@ -38,7 +38,7 @@ def trained(name, options, *, exponent=1.0, seed=0):
     storage = so.Sketched(seed=seed, **options)
     sketched = moments.open_moment(storage, name, moments.create(storage, table))
     alone = so.Sketched(width=ROWS, depth=1, granularity=storage.granularity, decay=storage.decay)
-    tensors = {**moments.create(alone, table), "words": hashing.injective(ROWS, 1)}
+    tensors = {**moments.create(alone, table), "words": _hashing.injective(ROWS, 1)}
     exact = moments.open_moment(alone, name, tensors)
     generator = torch.Generator().manual_seed(seed)
     odds = 1 / torch.arange(1, ROWS + 1, dtype=torch.float64) ** exponent
@@ -130,7 +130,7 @@ def test_the_estimate_has_the_same_bits_for_every_number_of_threads():
 
 def test_ids_up_to_the_last_are_left_to_phantoms():
     sketch = so.CountMinSketch(3, 64, 1).add_(torch.arange(100), torch.ones(100, 1))
-    assert estimate_error(sketch, hashing.MAX_ID + 1).row_error > 0
+    assert estimate_error(sketch, _hashing.MAX_ID + 1).row_error > 0
 
 
 @pytest.mark.parametrize("rows", [0, 2**32 + 1])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from moment_runs import ADAGRAD, ADAM, MOMENTUM, by_element, by_row, moved, opened, random_rows
 
 import sketchoptim as so
-from sketchoptim.moments.sketched import _waves
+from sketchoptim.moments._sketched import _waves
 
 numbers = st.floats(-1e6, 1e6, width=32)
 

@@ -7,7 +7,7 @@ from gradients import STREAMS, dense_stream, sparse, sparse_stream, start
 from moment_runs import by_element, by_row, moved, opened, random_rows
 
 import sketchoptim as so
-from sketchoptim import rows
+from sketchoptim import _rows
 from sketchoptim.moments import Average
 
 BITWISE = {
@@ -53,7 +53,7 @@ def test_a_step_does_not_depend_on_the_size_of_a_chunk(name, kind, monkeypatch):
     shape = (30, 3)
     stream = STREAMS[kind]
     expected = trained(ALL[name], stream(shape, 15, shift=1.0), shape)
-    monkeypatch.setattr(rows, "CHUNK_ELEMENTS", 20)
+    monkeypatch.setattr(_rows, "CHUNK_ELEMENTS", 20)
     found = trained(ALL[name], stream(shape, 15, shift=1.0), shape)
     if name in BITWISE:
         check_same_bits(found, expected)
@@ -81,7 +81,7 @@ def test_the_number_of_threads_changes_no_bit_of_the_reference(name, shape, monk
 
     The rank-one fit in l2 is a baseline on LAPACK, which promises no such thing.
     """
-    monkeypatch.setattr(rows, "CHUNK_ELEMENTS", 36_000)  # one row at a time, if it is that wide
+    monkeypatch.setattr(_rows, "CHUNK_ELEMENTS", 36_000)  # one row at a time, if it is that wide
     if "paper" in name or name == "bucket":  # in crowded tables, a Python loop over rows
         shape = (min(shape[0], 10), max(shape[1], 4_000))
     gradients = list(dense_stream(shape, 2))

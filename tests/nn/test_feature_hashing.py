@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import sketchoptim as so
-from sketchoptim import hashing
+from sketchoptim import _hashing
 from sketchoptim.nn import BagEncoder, Bags, FeatureHashing
 
 TEXTS = st.lists(st.text(max_size=12), max_size=6)
@@ -42,11 +42,11 @@ def listed(bags: Bags) -> list[list[int]]:
 @given(texts=TEXTS, features=st.sampled_from([1, 7, 80_000, 2**31]), seed=st.integers(0, 2**40))
 def test_features_are_the_hashed_units_of_each_text(unit, texts, features, seed):
     bags = FeatureHashing(features=features, unit=unit, signed=True, seed=seed)(texts)
-    words = hashing.seeded(seed, 0x66656174, 1)
+    words = _hashing.seeded(seed, 0x66656174, 1)
     units = [torch.tensor(naive_units(text, unit), dtype=torch.int64) for text in texts]
-    expected = [hashing.buckets(words, ids, features)[0].tolist() for ids in units]
+    expected = [_hashing.buckets(words, ids, features)[0].tolist() for ids in units]
     assert listed(bags) == expected
-    signs = torch.cat([torch.empty(0), *(hashing.signs(words, ids)[0] for ids in units)])
+    signs = torch.cat([torch.empty(0), *(_hashing.signs(words, ids)[0] for ids in units)])
     assert torch.equal(bags.weights, signs)
 
 

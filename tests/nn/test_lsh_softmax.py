@@ -11,7 +11,7 @@ from torch import nn
 
 import sketchoptim as so
 from sketchoptim.nn import LSHSoftmax
-from sketchoptim.nn.pair_logits import pair_logits
+from sketchoptim.nn._pair_logits import pair_logits
 
 
 def head_of(**options):

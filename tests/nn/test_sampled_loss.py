@@ -11,7 +11,7 @@ from seeds import generator
 from torch import nn
 
 from sketchoptim.nn import LogUniformSampler, Negatives, SampledSoftmax, UnigramSampler
-from sketchoptim.nn import sampled_loss as sampled_loss_module
+from sketchoptim.nn import _sampled_loss as sampled_loss_module
 
 REPEATS = ["merged", "kept", "redrawn"]
 

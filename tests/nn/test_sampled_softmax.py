@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import sketchoptim as so
 from sketchoptim.nn import LogUniformSampler, LSHSoftmax, SampledSoftmax
-from sketchoptim.nn import sampled_loss as sampled_loss_module
+from sketchoptim.nn import _sampled_loss as sampled_loss_module
 
 # -- training --------------------------------------------------------------------------------------
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from seeds import generator
 
-from sketchoptim.nn import simhash
-from sketchoptim.nn.simhash import SimHashIndex, meeting_probability
+from sketchoptim.nn import _simhash
+from sketchoptim.nn._simhash import SimHashIndex, meeting_probability
 
 
 def index_of(vectors, *, bits, tables, seed=0, chunk=7):
@@ -119,7 +119,7 @@ def test_queries_in_chunks_find_the_same(monkeypatch):
     queries = torch.randn(30, 6, generator=generator(1))
     index = index_of(vectors, bits=4, tables=5)
     whole = index.find(queries, budget=200)
-    monkeypatch.setattr(simhash, "_PAIRS_AT_ONCE", 7 * 5 * 200)
+    monkeypatch.setattr(_simhash, "_PAIRS_AT_ONCE", 7 * 5 * 200)
     for ours, theirs in zip(index.find(queries, budget=200), whole, strict=True):
         assert torch.equal(ours, theirs)
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sketchoptim.ops import native
+from sketchoptim.ops import _native
 
 pytestmark = [needs_native, pytest.mark.parametrize("level", LEVELS)]
 
@@ -30,7 +30,7 @@ class Grouping(NamedTuple):
 def group(level: str, ids: Tensor) -> Grouping:
     count = ids.numel()
     size = 3 * count + 1
-    room, found = torch.full((size + 8,), GUARD), native.Gradient()
+    room, found = torch.full((size + 8,), GUARD), _native.Gradient()
     shared = library(level).sketchoptim_group(ids.data_ptr(), count, room.data_ptr(), found)
     assert (room[size:] == GUARD).all()
     here, parts = room[:size], [found.starts, found.order, found.slots]

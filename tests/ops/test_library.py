@@ -11,7 +11,7 @@ import sketchoptim as so
 from sketchoptim import moments
 from sketchoptim.moments import Average, Table
 from sketchoptim.ops import Rule, rule_to_tensor
-from sketchoptim.ops.library import rule_from_tensor
+from sketchoptim.ops._library import rule_from_tensor
 from sketchoptim.storage import PRESETS, Storage
 
 ROWS, DIM = 60, 20

@@ -17,7 +17,7 @@ from step_cases import Case, Outcome, cases, run, whole_cases
 from torch import Tensor
 
 import sketchoptim as so
-from sketchoptim import sketch
+from sketchoptim import _sketch
 from sketchoptim.storage import PRESETS
 
 pytestmark = needs_native
@@ -90,13 +90,13 @@ def test_moments_by_row_have_the_bits_of_the_reference_where_a_row_is_one_number
 @contextmanager
 def watched_rounding() -> Iterator[list[Tensor]]:
     """Collects what the reference rounds that bfloat16 does not hold."""
-    inexact, original = [], sketch._round_stochastically
+    inexact, original = [], _sketch._round_stochastically
 
     def watch(x: Tensor, *rest: Any) -> Tensor:
         inexact.append(x[x != x.bfloat16()])
         return original(x, *rest)
 
-    with mock.patch.object(sketch, "_round_stochastically", watch):
+    with mock.patch.object(_sketch, "_round_stochastically", watch):
         yield inexact
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sketchoptim import hashing
+from sketchoptim import _hashing
 
 pytestmark = [needs_native, pytest.mark.parametrize("level", LEVELS)]
 
@@ -32,7 +32,7 @@ def native_hash(level: str, words: Tensor, ids: Tensor, width: int) -> tuple[Ten
 @pytest.mark.parametrize("key", sorted(specification.WORDS))
 def test_buckets_and_signs_are_the_golden_ones(level, key):
     seed, parameter, row = key
-    words, ids = hashing.seeded(seed, parameter, row + 1), torch.tensor(specification.IDS)
+    words, ids = _hashing.seeded(seed, parameter, row + 1), torch.tensor(specification.IDS)
     for column, width in enumerate(specification.WIDTHS):
         expected = [specification.BUCKETS[key, row_id][column] for row_id in specification.IDS]
         buckets, signs = native_hash(level, words, ids, width)
@@ -45,11 +45,11 @@ def test_buckets_and_signs_are_the_golden_ones(level, key):
         st.lists(st.integers(-(2**63), 2**63 - 1), min_size=4, max_size=4), min_size=1, max_size=4
     ),
     ids=st.lists(st.integers(0, 2**32 - 1), max_size=20),
-    width=st.integers(1, hashing.MAX_WIDTH),
+    width=st.integers(1, _hashing.MAX_WIDTH),
 )
 def test_any_hash_is_that_of_the_reference(level, words, ids, width):
     words = torch.tensor(words, dtype=torch.int64)
     ids = torch.tensor(ids, dtype=torch.int64)
     buckets, signs = native_hash(level, words, ids, width)
-    assert torch.equal(buckets, hashing.buckets(words, ids, width))
-    assert torch.equal(signs, hashing.signs(words, ids))
+    assert torch.equal(buckets, _hashing.buckets(words, ids, width))
+    assert torch.equal(signs, _hashing.signs(words, ids))

@@ -12,7 +12,7 @@ import torch
 from backends import LEVELS, library, needs_native
 
 import sketchoptim as so
-from sketchoptim.ops import native
+from sketchoptim.ops import _native
 
 HEADER = Path(__file__).parents[2] / "csrc" / "abi.h"
 
@@ -42,8 +42,8 @@ def test_without_a_library_that_is_required_a_step_raises(without_kernels, monke
 def test_a_program_that_requires_the_library_ends_without_it():
     program = """
 import sketchoptim as so, torch
-from sketchoptim.ops import native
-native.level = lambda: "v9"
+from sketchoptim.ops import _native
+_native.level = lambda: "v9"
 parameter = torch.nn.Parameter(torch.ones(3, 2))
 parameter.grad = torch.ones(3, 2)
 so.Adam([{"params": [parameter], "memory": "lean"}]).step()
@@ -60,23 +60,23 @@ so.Adam([{"params": [parameter], "memory": "lean"}]).step()
 
 @needs_native
 def test_a_library_of_another_version_is_refused(monkeypatch):
-    monkeypatch.setattr(native, "_ABI", native._ABI + 1)
+    monkeypatch.setattr(_native, "_ABI", _native._ABI + 1)
     with pytest.raises(OSError, match="another version of sketchoptim; install it again"):
-        native.load(LEVELS[-1])
+        _native.load(LEVELS[-1])
 
 
 @needs_native
 def test_a_library_of_another_version_is_told_with_its_own_remedy(monkeypatch):
-    monkeypatch.setattr(native, "_ABI", native._ABI + 1)
+    monkeypatch.setattr(_native, "_ABI", _native._ABI + 1)
     monkeypatch.delenv("SKETCHOPTIM_REQUIRE_NATIVE", raising=False)
     with pytest.warns(UserWarning, match="slower: .* of another version .*; install it again$"):
-        assert native.library.__wrapped__() is None
+        assert _native.library.__wrapped__() is None
 
 
 @needs_native
 @pytest.mark.parametrize("level", LEVELS)
 def test_every_level_speaks_the_version_of_this_package(level):
-    assert library(level).sketchoptim_abi() == native._ABI
+    assert library(level).sketchoptim_abi() == _native._ABI
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_every_level_speaks_the_version_of_this_package(level):
 )
 def test_the_level_is_the_best_that_torch_reports(monkeypatch, capability, level):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    assert native.level() == level
+    assert _native.level() == level
 
 
 # -- the two sides of the interface --------------------------------------------------------------
@@ -95,8 +95,8 @@ TYPES = {
     "uint32_t": ctypes.c_uint32,
     "int64_t": ctypes.c_int64,
     "float": ctypes.c_float,
-    "Gradient": native.Gradient,
-    "Moment": native.Moment,
+    "Gradient": _native.Gradient,
+    "Moment": _native.Moment,
 }
 
 
@@ -113,7 +113,7 @@ def fields_in_header(struct: str) -> list[tuple[str, object]]:
     return fields
 
 
-@pytest.mark.parametrize("struct", [native.Moment, native.Gradient, native.Step])
+@pytest.mark.parametrize("struct", [_native.Moment, _native.Gradient, _native.Step])
 def test_every_struct_mirrors_the_header_field_by_field(struct):
     assert [tuple(field) for field in struct._fields_] == fields_in_header(struct.__name__)
 
@@ -121,4 +121,4 @@ def test_every_struct_mirrors_the_header_field_by_field(struct):
 def test_the_version_is_that_of_the_header():
     version = re.search(r"#define SKETCHOPTIM_ABI (\d+)", HEADER.read_text())
     assert version is not None
-    assert int(version[1]) == native._ABI
+    assert int(version[1]) == _native._ABI

@@ -14,9 +14,9 @@ from torch import Tensor
 
 import sketchoptim as so
 from sketchoptim import moments
+from sketchoptim._rows import CHUNK_ELEMENTS
 from sketchoptim.moments import Average, Moments, Table
 from sketchoptim.ops import Rule, cpu, rule_to_tensor, stepper
-from sketchoptim.rows import CHUNK_ELEMENTS
 from sketchoptim.storage import PRESETS, Memory, Sketched, Storage
 
 pytestmark = needs_native

@@ -10,7 +10,7 @@ from step_cases import Case, gradient
 from torch import Tensor
 
 import sketchoptim as so
-from sketchoptim import hashing
+from sketchoptim import _hashing
 from sketchoptim.storage import Memory, Sketched
 
 pytestmark = needs_native
@@ -44,7 +44,7 @@ class Run:
         self.step(torch.zeros(rows, dim))
         for name, tensor in self.state.items():
             if name.endswith("_words"):
-                tensor.copy_(hashing.injective(rows, DEPTH))
+                tensor.copy_(_hashing.injective(rows, DEPTH))
 
     def step(self, *gradients: Tensor) -> None:
         with stepping_by(LEVELS[-1]) as taken:

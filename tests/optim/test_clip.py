@@ -12,7 +12,7 @@ from tiny_runs import TinyModel, batches
 from torch import Tensor, nn
 
 import sketchoptim as so
-from sketchoptim.rows import of_gradient
+from sketchoptim._rows import of_gradient
 
 
 def with_gradients(*, seed: int = 0, passes: int = 2, dtype: torch.dtype = torch.float32):

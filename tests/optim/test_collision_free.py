@@ -18,7 +18,7 @@ from gradients import STREAMS, densified, start
 from torch import nn
 
 import sketchoptim as so
-from sketchoptim import hashing
+from sketchoptim import _hashing
 
 SHAPE, STEPS, RATE = (30, 4), 50, 0.05
 BACKENDS = (None, *backends.LEVELS[-1:])
@@ -45,13 +45,13 @@ MOMENTA = {
 @pytest.fixture
 def width(request, monkeypatch):
     """A width at which the hash, for the length of the test, sends every row to its own bucket."""
-    seeded, width = hashing.seeded, getattr(request, "param", SHAPE[0])
+    seeded, width = _hashing.seeded, getattr(request, "param", SHAPE[0])
 
     def collision_free(seed, parameter, depth):
-        own_buckets = hashing.injective(width, depth)
+        own_buckets = _hashing.injective(width, depth)
         return torch.cat([own_buckets[:, :2], seeded(seed, parameter, depth)[:, 2:]], 1)
 
-    monkeypatch.setattr(hashing, "seeded", collision_free)
+    monkeypatch.setattr(_hashing, "seeded", collision_free)
     return width
 
 
@@ -204,8 +204,8 @@ def test_an_exact_first_moment_beside_a_sketched_second_one_equals_exact_adam(wi
 
 @every_width
 def test_the_hash_of_these_tests_has_no_collisions_but_both_signs(width):
-    words = hashing.seeded(0, 0, 3)
+    words = _hashing.seeded(0, 0, 3)
     ids = torch.arange(SHAPE[0])
-    for row in hashing.buckets(words, ids, width):
+    for row in _hashing.buckets(words, ids, width):
         assert row.unique().numel() == SHAPE[0]
-    assert hashing.signs(words, ids).unique().tolist() == [-1.0, 1.0]
+    assert _hashing.signs(words, ids).unique().tolist() == [-1.0, 1.0]

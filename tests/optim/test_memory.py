@@ -6,7 +6,7 @@ import torch
 from step_footprint import DENSE_DIM, DENSE_ROWS, DIM, FEW, MANY, ROWS, Footprint
 
 import sketchoptim as so
-from sketchoptim.rows import CHUNK_ELEMENTS
+from sketchoptim._rows import CHUNK_ELEMENTS
 
 SPARSE = [
     f"{backend}, {memory}, {kind}"

@@ -1,13 +1,13 @@
 """Knowing what an optimizer keeps."""
 
-from ..moments.sketch_error import SketchError, estimate_error
-from .diagnose import Diagnosis, diagnose
-from .memory_report import MemoryReport, memory_report
-from .plan import Plan
-from .planner import plan
-from .power_law import PowerLaw, power_law
-from .shadow import Shadow, ShadowRecord
-from .watch import watch
+from ..moments._sketch_error import SketchError, estimate_error
+from ._diagnose import Diagnosis, diagnose
+from ._memory_report import MemoryReport, memory_report
+from ._plan import Plan
+from ._planner import plan
+from ._power_law import PowerLaw, power_law
+from ._shadow import Shadow, ShadowRecord
+from ._watch import watch
 
 __all__ = [
     "Diagnosis",

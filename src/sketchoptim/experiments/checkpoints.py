@@ -9,8 +9,8 @@ from typing import IO, Any
 
 import torch
 
-from ..diagnostics.inspection import read_checkpoint
-from ..optim.checkpoint import differences
+from ..diagnostics._inspection import read_checkpoint
+from ..optim._checkpoint import differences
 from .train import Training
 
 _WRITING = 0.02  # share of the time

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from .. import pages
-from ..ops import native
+from .. import _pages
+from ..ops import _native
 
 _CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
 _PACKAGES = ("sketchoptim", "torch", "numpy", "fbgemm-gpu-cpu", "fbgemm-gpu")
@@ -56,10 +56,10 @@ def machine() -> dict[str, object]:
         "processor": _processor(),
         "cores": os.cpu_count(),
         "last_level_cache_bytes": last_level_cache_bytes(),
-        "huge_pages": pages.setting(),
+        "huge_pages": _pages.setting(),
         "system": platform.platform(),
         "simd": torch.backends.cpu.get_cpu_capability(),
-        "kernels": "reference" if native.library() is None else native.level(),
+        "kernels": "reference" if _native.library() is None else _native.level(),
         "load_average": load_average(),
     }
 

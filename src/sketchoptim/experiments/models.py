@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from ..nn import SampledSoftmax
-from ..nn.output_table import OutputTable
+from ..nn._output_table import OutputTable
 
 State = tuple[Tensor, Tensor]
 

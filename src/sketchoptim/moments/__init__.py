@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from ..storage import Exact, RankOne, RowWise, Sketched, Storage
-from .exact import ExactMoment
-from .moment import Average, Moment, Moments, Name, Parts, Table
-from .rank_one import RankOneMoment
-from .row_wise import RowWiseMoment
-from .sketched import LinearMoment, SketchedMoment, sketched_moment
-from .top_singular import TopSingularMoment
+from ._exact import ExactMoment
+from ._moment import Average, Moment, Moments, Name, Parts, Table
+from ._rank_one import RankOneMoment
+from ._row_wise import RowWiseMoment
+from ._sketched import LinearMoment, SketchedMoment, sketched_moment
+from ._top_singular import TopSingularMoment
 
 __all__ = [
     "HOST_PARTS",

@@ -1,10 +1,10 @@
 """Layers for huge outputs, whose tables get sparse gradients."""
 
-from .feature_hashing import BagEncoder, Bags, FeatureHashing
-from .lsh_softmax import LSHSoftmax
-from .mach import MACH, Aggregation, recall
-from .sampled_softmax import SampledSoftmax
-from .samplers import LogUniformSampler, Negatives, Repeats, Sampler, UnigramSampler
+from ._feature_hashing import BagEncoder, Bags, FeatureHashing
+from ._lsh_softmax import LSHSoftmax
+from ._mach import MACH, Aggregation, recall
+from ._sampled_softmax import SampledSoftmax
+from ._samplers import LogUniformSampler, Negatives, Repeats, Sampler, UnigramSampler
 
 __all__ = [
     "MACH",

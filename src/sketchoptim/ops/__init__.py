@@ -1,9 +1,9 @@
 """One step of one parameter: what it does, and who does it."""
 
-from .dispatch import Step, Stepper, reference_only, stepper
-from .library import rule_to_tensor
+from ._dispatch import Step, Stepper, reference_only, stepper
+from ._library import rule_to_tensor
+from ._rule import Rule
 from .reference import LARGEST_GRADIENT
-from .rule import Rule
 
 __all__ = [
     "LARGEST_GRADIENT",

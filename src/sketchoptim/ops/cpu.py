@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from .. import hashing
+from .. import _hashing
+from .._rows import CHUNK_ELEMENTS
+from .._sketch import Sketch, is_lazy
 from ..moments import Average, ExactMoment, Moment, Moments, RowWiseMoment, SketchedMoment
-from ..rows import CHUNK_ELEMENTS
-from ..sketch import Sketch, is_lazy
-from . import native
+from . import _native
+from ._rule import Rule
 from .reference import LARGEST_GRADIENT, ids_error
-from .rule import Rule
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _EXACT, _ROW_WISE, _SKETCH = 1, 2, 3
@@ -35,7 +35,7 @@ def has_kernels(parameter: Tensor, moments: Moments) -> bool:
     return (
         parameter.device.type == "cpu"
         and all(isinstance(moment, kinds) for moment in moments)
-        and native.library() is not None
+        and _native.library() is not None
     )
 
 
@@ -44,8 +44,8 @@ def obstacle(parameter: Tensor, gradient: Tensor, moments: Moments) -> str | Non
     if parameter.dtype not in _DTYPES:
         known = ", ".join(str(dtype) for dtype in _DTYPES)
         return f"there is no kernel for {parameter.dtype}; use one of {known}"
-    if parameter.shape[:1].numel() > hashing.MAX_ID + 1:
-        return f"it has more than {hashing.MAX_ID + 1} rows; use several tables"
+    if parameter.shape[:1].numel() > _hashing.MAX_ID + 1:
+        return f"it has more than {_hashing.MAX_ID + 1} rows; use several tables"
     for moment in moments:
         if isinstance(moment, SketchedMoment):
             storage = moment.storage
@@ -77,11 +77,11 @@ class NativeStepper:
     """
 
     def __init__(self, parameter: Tensor, moments: Moments) -> None:
-        library = native.library()
+        library = _native.library()
         assert library is not None  # has_kernels() has looked
         self.library, self.parameter = library, parameter
         self.rows, self.dim = parameter.shape[:1].numel(), parameter.shape[1:].numel()
-        self.call = native.Step(
+        self.call = _native.Step(
             parameter=parameter.data_ptr(),
             dim=self.dim,
             dtype=_DTYPES[parameter.dtype],
@@ -200,7 +200,7 @@ class NativeStep:
 class NativeMoment:
     """A moment's part of the call: what it is, once, and how it moves, before each step."""
 
-    def __init__(self, moment: Moment, parameter: Tensor, call: native.Moment) -> None:
+    def __init__(self, moment: Moment, parameter: Tensor, call: _native.Moment) -> None:
         self.call = call
         self.sketch: Sketch | None = None
         if isinstance(moment, SketchedMoment):

@@ -5,10 +5,10 @@ import math
 import torch
 from torch import Tensor
 
+from .._rows import Chunk, of_gradient
+from .._sketch import LARGEST_VALUE, median
 from ..moments import LinearMoment, Moment, Moments
-from ..rows import Chunk, of_gradient
-from ..sketch import LARGEST_VALUE, median
-from .rule import Rule
+from ._rule import Rule
 
 # Its square is the largest value that a sketch takes, which leaves room in float32 for 2^48 of them
 # in any sum (a row's mean, a factor of rank one).

@@ -1,11 +1,11 @@
 """The optimizers."""
 
-from .adagrad import Adagrad
-from .adam import Adam, AdamW
-from .clip import clip_grad_norm_
-from .convert import from_torch, to_torch
-from .rmsprop import RMSprop
-from .sgd import SGD
+from ._adagrad import Adagrad
+from ._adam import Adam, AdamW
+from ._clip import clip_grad_norm_
+from ._convert import from_torch, to_torch
+from ._rmsprop import RMSprop
+from ._sgd import SGD
 
 __all__ = [
     "SGD",

@@ -16,13 +16,13 @@ from torch.compiler import is_compiling
 from torch.optim import optimizer as torch_optimizer
 
 from .. import moments, ops
+from .._warning import warn
 from ..moments import Name, Table
 from ..ops import Rule
 from ..storage import PRESETS, Memory, Sketched, Storage
-from ..warning import warn
-from . import checkpoint, checks
-from .names import name_of
-from .slot import Slot, State, Work, parts
+from . import _checkpoint, _checks
+from ._names import name_of
+from ._slot import Slot, State, Work, parts
 
 Group = dict[str, Any]
 Options = tuple[object, ...]
@@ -53,9 +53,9 @@ class Optimizer(torch.optim.Optimizer):
 
     def _check_options(self, group: Group) -> None:
         """Raises where an option is out of range; called for new groups and before each step."""
-        checks.check_number("lr", group["lr"])
-        checks.check_number("weight_decay", group["weight_decay"])
-        checks.check_flag("maximize", group["maximize"])
+        _checks.check_number("lr", group["lr"])
+        _checks.check_number("weight_decay", group["weight_decay"])
+        _checks.check_flag("maximize", group["maximize"])
         if not isinstance(group["memory"], Memory):
             raise TypeError(
                 f"memory of a group must be a Memory, got {group['memory']!r}; "
@@ -249,10 +249,10 @@ class Optimizer(torch.optim.Optimizer):
             state = self.state.get(parameter)
             try:
                 if slot is not None and slot.options is options and slot.is_in_place(state):
-                    checks.check_gradient(slot, gradient)
+                    _checks.check_gradient(slot, gradient)
                 else:
-                    checks.check_parameter(parameter)
-                    checks.check_gradient(parameter, gradient)
+                    _checks.check_parameter(parameter)
+                    _checks.check_gradient(parameter, gradient)
                     slot = self._slot(parameter, group, options)
                 if gradient.is_sparse or not slot.is_for_torch:
                     works.append(self._work(slot, group, gradient))
@@ -268,13 +268,13 @@ class Optimizer(torch.optim.Optimizer):
 
         All but the rate, which may well change with every step.
         """
-        checks.check_number("lr", group["lr"])
+        _checks.check_number("lr", group["lr"])
         options, before = self._options_of(group), self._passed.get(id(group))
         if before is not None and all(map(operator.is_, options, before)):
             return before
         self._check_options(group)
         # What can change and stay the same object is not known by looking at it.
-        if all(checks.is_fixed(option) for option in options):
+        if all(_checks.is_fixed(option) for option in options):
             self._passed[id(group)] = options
         return options
 
@@ -289,10 +289,10 @@ class Optimizer(torch.optim.Optimizer):
         storages = self.storages(group, memory)
         slot, state = self._slots.get(id(parameter)), self.state.get(parameter)
         if slot is not None and slot.is_in_place(state):
-            checks.check_memory(slot.group_memory, group["memory"])
+            _checks.check_memory(slot.group_memory, group["memory"])
         if slot is None or not slot.keeps(memory, storages) or not slot.is_in_place(state):
             if state:
-                checks.check_live_state(parameter, state, self._expected(state, storages))
+                _checks.check_live_state(parameter, state, self._expected(state, storages))
             slot = Slot(parameter, memory, storages, self._state_of(parameter, group, memory))
         slot.options, slot.group_memory = options, group["memory"]
         slot.is_as_meant = not storages or memory == group["memory"]
@@ -394,13 +394,13 @@ class Optimizer(torch.optim.Optimizer):
         for number, (group, saved) in enumerate(zip(self.param_groups, saved_groups, strict=True)):
             # torch.optim adds a flag of its own to the defaults of a copied or loaded optimizer.
             expected = set(self.defaults).difference(REFUSED_FLAGS)
-            checkpoint.check_options(f"group {number}", expected, set(saved))
+            _checkpoint.check_options(f"group {number}", expected, set(saved))
             try:
                 memory = Memory.from_dict(saved["memory"])
                 self._check_options({**self.defaults, **saved, "memory": memory})
             except (TypeError, ValueError) as error:
                 raise type(error)(f"group {number} of the checkpoint: {error}") from None
-            checkpoint.check_plan(f"group {number}", group, {**saved, "memory": memory})
+            _checkpoint.check_plan(f"group {number}", group, {**saved, "memory": memory})
             for parameter, key in zip(group["params"], saved["params"], strict=False):
                 state = loaded["state"].get(key)
                 if state:
@@ -408,7 +408,7 @@ class Optimizer(torch.optim.Optimizer):
                     storages = self.storages({**self.defaults, **saved}, in_force)
                     storages = self._expected(state, storages)
                     where = f"parameter {key}"
-                    checkpoint.check_saved_state(where, state, storages, parameter.shape)
+                    _checkpoint.check_saved_state(where, state, storages, parameter.shape)
 
     def _restore_(self, loaded: dict[str, Any]) -> None:
         for group, saved in zip(self.param_groups, loaded["param_groups"], strict=True):
@@ -416,4 +416,4 @@ class Optimizer(torch.optim.Optimizer):
             for parameter, key in zip(group["params"], saved["params"], strict=True):
                 state = loaded["state"].get(key)
                 if state:
-                    self.state[parameter] = checkpoint.restored(parameter, state)
+                    self.state[parameter] = _checkpoint.restored(parameter, state)

@@ -10,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
-from ...parsing import checked_table, parsed
+from ..._parsing import checked_table, parsed
 from ...storage import Memory
 from ..classifier import ClassifierSettings
 from ..data import DataSettings

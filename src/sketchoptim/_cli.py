@@ -1,0 +1,169 @@
+"""The command line: `sketchoptim demo | train | reproduce | plan | inspect | bench | doctor`."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from . import __version__
+from .diagnostics._ladder import Finest
+from .diagnostics._planner import OptimizerName
+from .storage import Granularity
+
+if TYPE_CHECKING:
+    import typer
+
+
+def main() -> None:
+    """Runs the command line, or says what to install for it."""
+    try:
+        app = build_app()
+    except ModuleNotFoundError as error:
+        if error.name not in {"typer", "rich"}:
+            raise
+        sys.exit(
+            f"the command line needs {error.name}, which is not installed; "
+            "run: pip install 'sketchoptim[cli]'"
+        )
+    app()
+
+
+def build_app() -> "typer.Typer":
+    """The commands. Made on demand, because the library itself does without typer and rich."""
+    import typer
+    from rich.console import Console
+
+    from .diagnostics import plan as make_plan
+    from .diagnostics._doctor import findings
+    from .diagnostics._inspection import inspect_checkpoint
+    from .experiments.commands import Commands, add_commands
+
+    app = typer.Typer(
+        cls=Commands,
+        help="Memory-compressed optimizers for PyTorch.",
+        no_args_is_help=True,
+        add_completion=False,
+    )
+    add_commands(app)
+
+    def show_version(is_asked: bool) -> None:
+        if is_asked:
+            typer.echo(f"sketchoptim {__version__}")
+            raise typer.Exit
+
+    @app.callback()
+    def options(
+        version: Annotated[
+            bool,
+            typer.Option(
+                "--version", is_eager=True, callback=show_version, help="Print the version."
+            ),
+        ] = False,
+    ) -> None:
+        pass
+
+    @app.command()
+    def bench(
+        quick: Annotated[
+            bool, typer.Option("--quick", help="Smaller tables, fewer repetitions: a minute.")
+        ] = False,
+        only: Annotated[
+            list[str] | None, typer.Option(help="A part: steps, scaling or training; repeatable.")
+        ] = None,
+        case: Annotated[
+            list[str] | None,
+            typer.Option(help="Rows x dim x touched rows, like 793471x256x4096; repeatable."),
+        ] = None,
+        method: Annotated[
+            list[str] | None, typer.Option(help="A method, like lean or fbgemm; repeatable.")
+        ] = None,
+        threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+        clock: Annotated[
+            str, typer.Option(help="wall, or cpu: what one thread took, on a busy machine too.")
+        ] = "wall",
+        seconds: Annotated[
+            float | None, typer.Option(min=0.0, help="Time a method gets in each comparison.")
+        ] = None,
+        counts: Annotated[
+            Path | None,
+            typer.Option(exists=True, dir_okay=False, help="LM1B's word counts, a .npy file."),
+        ] = None,
+        output: Annotated[
+            Path, typer.Option(file_okay=False, help="Folder for the JSON file and the plots.")
+        ] = Path("build/bench"),
+    ) -> None:
+        """Time an optimizer's step: ours against torch's, FBGEMM's and a sketch in torch."""
+        from .experiments import bench as benches  # draws in matplotlib
+
+        settings = benches.selected(
+            quick=quick,
+            parts=only,
+            cases=case,
+            methods=method,
+            threads=threads,
+            clock=clock,
+            seconds=seconds,
+        )
+        benches.run_bench(settings, counts=counts, output=output, console=Console())
+
+    @app.command()
+    def plan(
+        shapes: Annotated[
+            Path,
+            typer.Argument(
+                exists=True, dir_okay=False, help="TOML or JSON: lists of tables and dense."
+            ),
+        ],
+        budget: Annotated[str, typer.Option(help="Bytes, 200MB, 1.5GiB, or 5% of exact state.")],
+        optimizer: Annotated[
+            OptimizerName, typer.Option(help="Whose moments are to be kept.")
+        ] = "Adam",
+        granularity: Annotated[
+            Granularity, typer.Option(help="A number for each row, or for each element.")
+        ] = "row",
+        finest: Annotated[
+            Finest, typer.Option(help="No table gets more: the default width, or an array.")
+        ] = "default",
+        zipf: Annotated[
+            float, typer.Option(min=0.0, help="Exponent of row frequencies, if the file has none.")
+        ] = 1.0,
+        ids_per_step: Annotated[
+            int, typer.Option(min=1, help="Ids that a step looks up, repeated ones included.")
+        ] = 4096,
+        beta2: Annotated[float | None, typer.Option(help="Decay of the second moment.")] = None,
+        steps: Annotated[int, typer.Option(min=1, help="Of training.")] = 10_000,
+        json: Annotated[
+            Path | None, typer.Option(dir_okay=False, help="File for the plan: so.Plan.from_json.")
+        ] = None,
+    ) -> None:
+        """Say which storage of each table fits a budget, with its bytes and its error."""
+        chosen = make_plan(
+            shapes,
+            budget,
+            optimizer=optimizer,
+            granularity=granularity,
+            finest=finest,
+            zipf=zipf,
+            ids_per_step=ids_per_step,
+            beta2=beta2,
+            steps=steps,
+        )
+        typer.echo(chosen)
+        if json is not None:
+            json.write_text(chosen.to_json(), encoding="utf-8")
+
+    @app.command()
+    def inspect(
+        checkpoint: Annotated[
+            Path, typer.Argument(exists=True, dir_okay=False, help="A file of torch.save.")
+        ],
+    ) -> None:
+        """Say what a checkpoint holds: bytes, load, and what the sketches say of their error."""
+        typer.echo(inspect_checkpoint(checkpoint))
+
+    @app.command()
+    def doctor() -> None:
+        """Say which backend runs, and why."""
+        for name, finding in findings().items():
+            Console().print(f"[bold]{name}[/bold]: {finding}", highlight=False, soft_wrap=True)
+
+    return app

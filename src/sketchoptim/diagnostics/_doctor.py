@@ -1,0 +1,40 @@
+"""Which backend runs, and why."""
+
+import os
+import platform
+from importlib.metadata import version
+
+import torch
+
+from .. import _pages
+from ..ops import _native
+
+
+def findings() -> dict[str, str]:
+    """What decides how fast steps are: versions, the backend with its reason, threads."""
+    return {
+        "sketchoptim": version("sketchoptim"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "machine": f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}",
+        "threads": str(torch.get_num_threads()),
+        "cpu backend": _cpu_backend(),
+        "huge pages": _huge_pages(),
+        "gpu backend": "reference kernels, on the GPU's own torch operations",
+        "SKETCHOPTIM_REQUIRE_NATIVE": os.environ.get("SKETCHOPTIM_REQUIRE_NATIVE", "not set"),
+    }
+
+
+def _cpu_backend() -> str:
+    try:
+        loaded = _native.load(_native.level())
+    except OSError as error:
+        return f"reference kernels, many times slower: {error}"
+    return f"native kernels, level {_native.level()}: {loaded._name}"
+
+
+def _huge_pages() -> str:
+    setting = _pages.setting()
+    if setting in ("always", "madvise"):
+        return f"{setting}: large sketches lie in them"
+    return f"{setting}: steps on large sketches by element take up to a third longer"

@@ -1,0 +1,182 @@
+"""What is in a checkpoint: parameters, moments, bytes, and what the sketches say of themselves."""
+
+import pickle
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import moments
+from ..moments import SketchedMoment
+from ..moments._sketch_error import SketchError, estimate_error, occupied
+from ..optim._slot import parts
+from ..storage import Exact, Memory, Sketched
+from ._plan import described_storage
+from ._text_table import text_table
+
+# what is no checkpoint makes the unpickler raise whatever its bytes happen to mean
+_UNREADABLE = (
+    pickle.UnpicklingError,
+    EOFError,
+    RuntimeError,
+    LookupError,
+    ValueError,
+    struct.error,
+    AssertionError,
+)
+
+
+@dataclass(frozen=True)
+class FoundMoment:
+    """One moment of one parameter in a checkpoint."""
+
+    where: str
+    """The optimizer's place in the file, such as "optimizer"; empty where it is the whole file."""
+    parameter: str
+    shape: tuple[int, ...]
+    steps: int
+    moment: str
+    storage: str
+    state_bytes: int
+    rows_per_bucket: float | None = None
+    filled: float | None = None
+    """Share of a sketch's buckets that hold something."""
+    error: SketchError | None = None
+    """What a sketch says of its own error."""
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """All moments in a checkpoint; printing it gives a table."""
+
+    moments: tuple[FoundMoment, ...]
+
+    @property
+    def state_bytes(self) -> int:
+        return sum(moment.state_bytes for moment in self.moments)
+
+    def __str__(self) -> str:
+        header = ("optimizer", "parameter", "moment", "storage", "shape", "steps", "bytes")
+        lines: list[tuple[str, ...]] = [(*header, "rows/bucket", "filled", "error")]
+        for found in self.moments:
+            shape = " x ".join(f"{size:,}" for size in found.shape)
+            load = "" if found.rows_per_bucket is None else f"{found.rows_per_bucket:,.1f}"
+            filled = "" if found.filled is None else f"{found.filled:.1%}"
+            error = "" if found.error is None else f"{found.error.relative:.2%}"
+            numbers = (f"{found.steps:,}", f"{found.state_bytes:,}", load, filled, error)
+            lines.append(
+                (found.where, found.parameter, found.moment, found.storage, shape, *numbers)
+            )
+        lines.append(("total", *[""] * 5, f"{self.state_bytes:,}", "", "", ""))
+        columns = list(zip(*lines, strict=True))
+        if not any(found.where for found in self.moments):
+            columns = [("parameter", *columns[1][1:-1], "total"), *columns[2:]]
+        return text_table(list(zip(*columns, strict=True)), left=len(columns) - 5)
+
+
+def inspect_checkpoint(path: str | Path) -> Inspection:
+    """What the optimizers of this library left in a checkpoint, wherever in it they are.
+
+    The file is read with the default `torch.load`, which runs no code. A sketch's error is
+    estimated from the sketch alone: the l2 norm of (estimate - truth) over that of the truth, over
+    all rows.
+    """
+    loaded = read_checkpoint(path)
+    optimizers = list(_optimizers(loaded))
+    if not optimizers:
+        kind = ", ".join(map(str, loaded)) if isinstance(loaded, dict) else type(loaded).__name__
+        raise ValueError(
+            f"{Path(path).name} must hold the state_dict() of an optimizer of sketchoptim, "
+            f"found only: {kind[:200]}"
+        )
+    found = [moment for where, packed in optimizers for moment in _moments(where, packed)]
+    return Inspection(tuple(found))
+
+
+def read_checkpoint(path: str | Path, *, device: str = "cpu") -> Any:
+    """What `torch.load` reads by default from a file of `torch.save`.
+
+    Raises:
+        ValueError: It is no such file.
+        OSError: There is no file that can be opened.
+    """
+    try:
+        return torch.load(path, map_location=device)
+    except _UNREADABLE as error:
+        raise ValueError(
+            f"{Path(path).name} must be a checkpoint that torch.load reads by default, "
+            "with tensors, numbers, strings, lists and dicts in it; save a state_dict()"
+        ) from error
+
+
+def _optimizers(thing: Any, where: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """The state dicts of optimizers in nested dicts and lists, with their places."""
+    if isinstance(thing, dict):
+        groups = thing.get("param_groups")
+        if "state" in thing and isinstance(groups, list) and groups and "memory" in groups[0]:
+            yield where, thing
+            return
+        items = list(thing.items())
+    elif isinstance(thing, list | tuple):
+        items = list(enumerate(thing))
+    else:
+        return
+    for key, value in items:
+        yield from _optimizers(value, f"{where}.{key}" if where else str(key))
+
+
+def _moments(where: str, packed: dict[str, Any]) -> Iterator[FoundMoment]:
+    for group in packed["param_groups"]:
+        names = group.get("param_names") or [f"parameter {number}" for number in group["params"]]
+        memory = Memory.from_dict(group["memory"])
+        for name, number in zip(names, group["params"], strict=True):
+            state = packed["state"].get(number)
+            if state:
+                yield from _moments_of(where, name, memory, state)
+
+
+def _moments_of(
+    where: str, parameter: str, memory: Memory, state: dict[str, Any]
+) -> Iterator[FoundMoment]:
+    shape = torch.Size(state["shape"].tolist())
+    names: tuple[moments.Name, ...] = ("first", "second")
+    for name in names:
+        tensors = parts(state, name)
+        if not tensors:
+            continue
+        storage = getattr(memory, name) if state["is_compressed"] else Exact()
+        if storage is None:
+            raise ValueError(
+                f"{parameter} must have no {name} moment, as its group says, but has "
+                f"{sorted(tensors)}; the checkpoint is damaged"
+            )
+        misfit = moments.misfit(storage, shape, tensors)
+        if misfit is not None:
+            raise ValueError(
+                f"the {name} moment of {parameter} must be kept as its group says, in {storage}, "
+                f"but {misfit}; the checkpoint is damaged"
+            )
+        details: dict[str, Any] = {}
+        width = None
+        if isinstance(storage, Sketched):
+            moment = moments.open_moment(storage, name, tensors)
+            assert isinstance(moment, SketchedMoment)
+            width = moment.sketch.width
+            details = {
+                "rows_per_bucket": shape[0] / width,
+                "filled": occupied(moment.sketch),
+                "error": estimate_error(moment.sketch, shape[0]),
+            }
+        yield FoundMoment(
+            where,
+            parameter,
+            tuple(shape),
+            int(state["step"].item()),
+            name,
+            described_storage(storage, width),
+            sum(tensor.nbytes for tensor in tensors.values()),
+            **details,
+        )

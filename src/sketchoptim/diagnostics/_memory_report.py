@@ -1,0 +1,95 @@
+"""Bytes of state by parameter and moment, beside what exact storage would take."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..optim._names import named_parameters
+from ..optim.base import Optimizer
+from ..storage import PRESETS
+from ._text_table import text_table
+
+
+@dataclass(frozen=True)
+class ParameterMemory:
+    """What one parameter's state takes."""
+
+    name: str
+    shape: tuple[int, ...]
+    parameter_bytes: int
+    moment_bytes: dict[str, int]
+    """By moment: "first", "second"; a dropped moment takes nothing."""
+    exact_bytes: int
+    """What the algorithm's moments would take in the parameter's shape and dtype; 0 if frozen."""
+
+    @property
+    def state_bytes(self) -> int:
+        return sum(self.moment_bytes.values())
+
+
+@dataclass(frozen=True)
+class MemoryReport:
+    """The state of all parameters of an optimizer; printing it gives a table."""
+
+    parameters: tuple[ParameterMemory, ...]
+
+    @property
+    def state_bytes(self) -> int:
+        return sum(parameter.state_bytes for parameter in self.parameters)
+
+    @property
+    def exact_bytes(self) -> int:
+        return sum(parameter.exact_bytes for parameter in self.parameters)
+
+    @property
+    def ratio(self) -> float:
+        """State over exact state; 1.0 where exact state is empty."""
+        return self.state_bytes / self.exact_bytes if self.exact_bytes else 1.0
+
+    def __str__(self) -> str:
+        header = ("parameter", "shape", "first", "second", "state", "exact", "share")
+        lines: list[tuple[str, ...]] = [header]
+        for parameter in self.parameters:
+            first, second = (parameter.moment_bytes.get(key, 0) for key in ("first", "second"))
+            shape = " x ".join(f"{size:,}" for size in parameter.shape)
+            sizes = (first, second, parameter.state_bytes, parameter.exact_bytes)
+            share = parameter.state_bytes / parameter.exact_bytes if parameter.exact_bytes else 1.0
+            lines.append((parameter.name, shape, *(f"{n:,}" for n in sizes), f"{share:.3%}"))
+        totals = (f"{self.state_bytes:,}", f"{self.exact_bytes:,}", f"{self.ratio:.3%}")
+        lines.append(("total", "", "", "", *totals))
+        return text_table(lines, left=2)
+
+
+def memory_report(optimizer: Optimizer | Iterable[Optimizer]) -> MemoryReport:
+    """The bytes that the state of an optimizer takes now, or of several, by parameter and moment.
+
+    State is made when a parameter gets its first gradient: before that, it takes nothing.
+    """
+    several = list(optimizer) if isinstance(optimizer, Iterable) else [optimizer]
+    for one in several:
+        if not isinstance(one, Optimizer):
+            raise TypeError(f"optimizer must be one of sketchoptim's, got {type(one).__name__}")
+    return MemoryReport(tuple(found for one in several for found in _parameters(one)))
+
+
+def _parameters(optimizer: Optimizer) -> Iterator[ParameterMemory]:
+    for name, parameter, group in named_parameters(optimizer):
+        state = optimizer.state.get(parameter, {})
+        moment_bytes: dict[str, int] = {
+            moment: sum(
+                value.nbytes
+                for key, value in state.items()
+                if key.startswith(f"{moment}_") and isinstance(value, Tensor)
+            )
+            for moment in optimizer.moment_names
+        }
+        has_state = bool(state) or parameter.requires_grad
+        exact_moments = len(optimizer.storages(group, PRESETS["exact"])) if has_state else 0
+        yield ParameterMemory(
+            name=name,
+            shape=tuple(parameter.shape),
+            parameter_bytes=parameter.nbytes,
+            moment_bytes=moment_bytes,
+            exact_bytes=parameter.nbytes * exact_moments,
+        )

@@ -1,0 +1,159 @@
+"""A plan: where every parameter's moments will live, what they will take, how far off they are."""
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ..storage import Exact, Memory, RankOne, RowWise, Sketched, Storage, TopSingular
+from ._memory_report import MemoryReport, ParameterMemory
+from ._prediction import PredictedError
+from ._shapes import trained_parameters
+from ._text_table import text_table
+
+_WORDS: dict[type, str] = {
+    Exact: "exact", RowWise: "one a row", RankOne: "rank one", TopSingular: "top singular",
+}  # fmt: skip
+_LEGEND = """\
+Zipf: the exponent of row frequencies. Error: what collisions add to the second moment v of the rows
+that a step touches, |estimate - v| / |v|; row: the median of (estimate - v) / v, where rare rows
+weigh most.
+Tables wider than the default, which finest="array" offers, have trained no better."""
+
+
+@dataclass(frozen=True)
+class PlannedParameter(ParameterMemory):
+    """What one parameter's state will take, and why."""
+
+    memory: Memory | None
+    """Of a table; None where the parameter is kept exact because its gradients are dense."""
+    error: PredictedError | None
+    """Of the second moment; None where there is none, or where it is exact in every element."""
+    exponent: float | None
+    """The Zipf exponent of a table's row frequencies, measured or assumed."""
+    reason: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same in dicts, lists, numbers and strings."""
+        plain = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        plain["shape"] = list(self.shape)
+        plain["memory"] = None if self.memory is None else self.memory.to_dict()
+        plain["error"] = None if self.error is None else dataclasses.asdict(self.error)
+        return plain
+
+    @classmethod
+    def from_dict(cls, plain: dict[str, Any]) -> "PlannedParameter":
+        """The parameter that `to_dict` described."""
+        memory, error = plain["memory"], plain["error"]
+        rebuilt = {
+            "shape": tuple(plain["shape"]),
+            "memory": None if memory is None else Memory.from_dict(memory),
+            "error": None if error is None else PredictedError(**error),
+        }
+        return cls(**{**plain, **rebuilt})
+
+
+@dataclass(frozen=True)
+class Plan(MemoryReport):
+    """What `plan` chose for each parameter; printing it gives a table that says why.
+
+    ``plan.memory["embedding.weight"]`` is the `Memory` of one table; ``plan.param_groups(model)``
+    are groups for the optimizer. Its bytes are those that `memory_report` will measure
+    (`tests/diagnostics/test_planner.py::test_predicted_bytes_are_those_that_training_measures`).
+    """
+
+    parameters: tuple[PlannedParameter, ...]
+    optimizer: str
+    """The optimizer that it was made for, such as "Adam"."""
+    budget_bytes: int
+
+    @property
+    def memory(self) -> dict[str, Memory]:
+        """The memory of each table, by the parameter's name."""
+        return {p.name: p.memory for p in self.parameters if p.memory is not None}
+
+    def param_groups(self, model: nn.Module) -> list[dict[str, Any]]:
+        """Groups of named parameters to build the optimizer with, one for each memory.
+
+        Parameters with dense gradients come first, in a group that names no memory. Frozen ones are
+        left out.
+        """
+        named = trained_parameters(model)
+        planned = {parameter.name: parameter for parameter in self.parameters}
+        if named.keys() != planned.keys():
+            raise ValueError(
+                "the model must have the plan's parameters, but for those that are frozen; missing "
+                f"in the model: {sorted(planned.keys() - named.keys())}, not in the plan: "
+                f"{sorted(named.keys() - planned.keys())}; pass the model that was planned"
+            )
+        for name, parameter in named.items():
+            if tuple(parameter.shape) != planned[name].shape:
+                raise ValueError(
+                    f"{name} must have shape {planned[name].shape} as in the plan, "
+                    f"got {tuple(parameter.shape)}; plan again"
+                )
+        groups: dict[Memory | None, dict[str, Any]] = {None: {"params": []}}
+        for name, parameter in named.items():
+            memory = planned[name].memory
+            group = groups.setdefault(memory, {"params": [], "memory": memory})
+            group["params"].append((name, parameter))
+        return [group for group in groups.values() if group["params"]]
+
+    def to_json(self) -> str:
+        """The plan as JSON text, for a file beside the model's configuration."""
+        plain = {
+            "optimizer": self.optimizer,
+            "budget_bytes": self.budget_bytes,
+            "parameters": [parameter.to_dict() for parameter in self.parameters],
+        }
+        return json.dumps(plain, indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str | Path) -> "Plan":
+        """The plan that `to_json` wrote, from its text or from a file with it.
+
+        A string is the path of a file unless it is JSON, which starts with a brace.
+        """
+        if isinstance(text, Path) or not text.lstrip().startswith("{"):
+            text = Path(text).read_text(encoding="utf-8")
+        plain = json.loads(text)
+        parameters = tuple(PlannedParameter.from_dict(entry) for entry in plain["parameters"])
+        return cls(parameters, plain["optimizer"], plain["budget_bytes"])
+
+    def __str__(self) -> str:
+        header = ("parameter", "shape", "kept", "why", "bytes", "of exact", "Zipf", "error", "row")
+        lines: list[tuple[str, ...]] = [header]
+        for p in self.parameters:
+            shape = " x ".join(f"{size:,}" for size in p.shape)
+            share = p.state_bytes / p.exact_bytes if p.exact_bytes else 1.0
+            exponent = "" if p.exponent is None else f"{p.exponent:.2f}"
+            errors = ("", "")
+            if p.error is not None:
+                errors = (f"{p.error.relative:.2%}", f"{p.error.median:.0%}")
+            sizes = (f"{p.state_bytes:,}", f"{share:.3%}", exponent, *errors)
+            lines.append((p.name, shape, described(p.memory), p.reason, *sizes))
+        totals = (f"{self.state_bytes:,}", f"{self.ratio:.3%}", "", "", "")
+        lines.append(("total", "", "", f"of {self.budget_bytes:,} allowed", *totals))
+        return f"{text_table(lines, left=4)}\n{_LEGEND}"
+
+
+def described(memory: Memory | None) -> str:
+    """A memory in a few words: "v by row, 3 x 1,386"."""
+    if memory is None:
+        return "exact"
+    kept = [("m", memory.first), ("v", memory.second)]
+    words = [
+        f"{name} {described_storage(storage)}" for name, storage in kept if storage is not None
+    ]
+    return ", ".join(words) or "nothing"
+
+
+def described_storage(storage: Storage, width: int | None = None) -> str:
+    """A storage in a few words; the width is what a ratio came to, or what folding left."""
+    if isinstance(storage, Sketched):
+        width = storage.width if width is None else width
+        return f"by {storage.granularity}, {storage.depth} x {width:,}"
+    return _WORDS[type(storage)]

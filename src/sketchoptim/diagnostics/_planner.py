@@ -1,0 +1,267 @@
+"""From a budget to a storage for each table, with its bytes and its error told beforehand."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..moments import Name
+from ..optim import SGD, Adagrad, Adam, AdamW, RMSprop
+from ..storage import Granularity, Storage
+from ._frequencies import RowFrequencies
+from ._ladder import Finest, Ladder, Offer
+from ._plan import Plan
+from ._prediction import Workload
+from ._shapes import ParameterShape, Source, parameter_shapes
+
+OptimizerName = Literal["Adam", "AdamW", "RMSprop", "Adagrad", "SGD"]
+
+_OPTIMIZERS = {kind.__name__: kind for kind in (Adam, AdamW, RMSprop, Adagrad, SGD)}
+_DECAYS = {"Adam": 0.999, "AdamW": 0.999, "RMSprop": 0.99, "Adagrad": 1.0, "SGD": 0.0}
+_ZIPF, _IDS_PER_STEP = 1.0, 4096
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+
+
+def plan(
+    model_or_shapes: Source,
+    budget: int | float | str,
+    *,
+    optimizer: OptimizerName | None = None,
+    tables: Iterable[str | Tensor] | None = None,
+    counts: Mapping[str, Any] | None = None,
+    ids: Mapping[str, Any] | None = None,
+    zipf: float | Mapping[str, float] = _ZIPF,
+    ids_per_step: int | Mapping[str, int] = _IDS_PER_STEP,
+    granularity: Granularity = "row",
+    finest: Finest = "default",
+    first: Storage | None = None,
+    fold_when: float | None = None,
+    beta2: float | None = None,
+    steps: int = 10_000,
+) -> Plan:
+    """The storage of each table that fits the budget with the least error, both told beforehand.
+
+    Parameters with dense gradients are kept exact and counted. Each table gets a conservative
+    count-min sketch without a first moment, as the preset "lean", in a width of its own, up to that
+    of lean. Bytes go where they lower the sum of the tables' predicted relative errors most: tables
+    whose rows are about equally frequent get more than skewed ones.
+
+    A smaller error of v is not a better model by itself. Collisions shorten the steps of rare rows,
+    so each plan wants a learning rate of its own, and wherever it was measured, tables wider than
+    the default, up to arrays without collisions, trained no better (`docs/results.md`). So what a
+    budget has beyond that is left, unless `finest` asks for it. An array decays a row only when it
+    is touched, as SparseAdam does, where a sketch decays as a whole in each step: that changes how
+    far rare rows step as well, and is no part of the error.
+
+    Args:
+        model_or_shapes: A model, also on the meta device; an optimizer; (name, shape) pairs; or a
+            TOML or JSON file with a list of ``tables`` and one of ``dense`` parameters, each with
+            ``name`` and ``shape``, and for a table maybe ``zipf``, ``counts`` or ``ids_per_step``.
+        budget: Bytes for the whole state: an int, or "200MB", "1.5GiB"; or a share of what exact
+            state takes: a float up to 1, or "5%".
+        optimizer: "Adam" unless an optimizer was given, which also tells its decay and what its
+            second moment starts from.
+        tables: The parameters to compress, or their names, instead of those with sparse gradients.
+        counts: By table, how often each row is touched, ``[rows]``.
+        ids: By table, a sample of the ids that training looks up, such as a corpus.
+        zipf: Where nothing was measured, the exponent of row frequencies: 0 is uniform, text is 1.
+        ids_per_step: Ids looked up in a step, repeated ones included.
+        granularity: "row" keeps the mean over a row, "element" a number for each column.
+        finest: What no table gets more than: "default", the width of a `Sketched` without options,
+            which is a counter for 8 rows, or for 5 elements; or "array", a number for each, which
+            tables of up to 1,024 rows may have in any case.
+        first: A storage for the tables' first moment, which are without one by default.
+        fold_when: Lets sketches start at the plan's widths, and halve while training as long as
+            their own error stays below this bound (`Sketched`).
+        beta2: Decay of the second moment; that of the optimizer, or its default, if None.
+        steps: Of training, for which errors are predicted.
+
+    >>> shapes = [("embedding", (33_278, 256)), ("softmax", (33_278, 256))]
+    >>> chosen = plan(shapes, "50KB")
+    >>> chosen.state_bytes <= 50_000, chosen.ratio < 0.001
+    (True, True)
+    >>> plan(shapes, 100)
+    Traceback (most recent call last):
+    ...
+    ValueError: budget must be at least 704 bytes for these shapes, got 100
+    """
+    kind = _kind(model_or_shapes, optimizer)
+    parameters = parameter_shapes(model_or_shapes, tables)
+    offer = Offer(
+        names=_moment_names(model_or_shapes, kind),
+        granularity=granularity,
+        first=first,
+        fold_when=fold_when,
+        finest=finest,
+        fill=_option(model_or_shapes, "initial_accumulator_value", 0.0),
+    )
+    allowed = budget_bytes(budget, sum(map(offer.exact_bytes, parameters)))
+    decay = _decay(model_or_shapes, kind) if beta2 is None else beta2
+    known = _Known(counts or {}, ids or {}, zipf, ids_per_step, decay, steps)
+    known.check(parameters)
+    ladders = [Ladder.of(parameter, offer, known.workload(parameter)) for parameter in parameters]
+    chosen = _allocated(ladders, allowed)
+    planned = (ladder.planned(rung) for ladder, rung in zip(ladders, chosen, strict=True))
+    return Plan(tuple(planned), kind, allowed)
+
+
+def budget_bytes(budget: int | float | str, exact_bytes: int) -> int:
+    """The bytes that a budget allows: a number of them, "200MB", or a share of the exact state.
+
+    >>> budget_bytes("1.5GiB", 10**12), budget_bytes(0.01, 10**12), budget_bytes("5%", 1000)
+    (1610612736, 10000000000, 50)
+    """
+    if isinstance(budget, str):
+        match = re.fullmatch(r"\s*([\d_.,]+)\s*([A-Za-z]*|%)\s*", budget)
+        number = match[1].replace(",", "").replace("_", "") if match else ""
+        if match is None or not re.fullmatch(r"\d+(\.\d*)?|\.\d+", number):
+            raise ValueError(
+                f'budget must be like 200000000, "200MB", "1.5GiB" or "5%", got {budget!r}'
+            )
+        if match[2] == "%":
+            return budget_bytes(float(number) / 100, exact_bytes)
+        units = {unit.lower(): factor for unit, factor in _UNITS.items()}
+        if match[2].lower() not in units:
+            raise ValueError(
+                f"the unit of a budget must be one of {list(_UNITS)}, got {match[2]!r}"
+            )
+        found = float(number) * units[match[2].lower()]
+        if units[match[2].lower()] == 1 and found != int(found):
+            raise ValueError(f'budget must be whole bytes, or a share like "50%", got {budget!r}')
+        return int(found)
+    if isinstance(budget, bool) or not isinstance(budget, Real):  # NumPy's numbers are Real too
+        raise TypeError(f"budget must be bytes, a share or a string, got {budget!r}")
+    if not isinstance(budget, Integral):
+        if not 0 < budget <= 1:
+            raise ValueError(f"a float budget is a share of exact state, in (0, 1], got {budget}")
+        return int(float(budget) * exact_bytes)
+    if budget < 0:
+        raise ValueError(f"budget must be >= 0 bytes, got {budget}")
+    return int(budget)
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What is known of how training touches rows, by table or for all tables."""
+
+    counts: Mapping[str, Any]
+    ids: Mapping[str, Any]
+    zipf: float | Mapping[str, float]
+    ids_per_step: int | Mapping[str, int]
+    decay: float
+    steps: int
+
+    def check(self, parameters: Sequence[ParameterShape]) -> None:
+        """Raises where a name is not that of a table."""
+        tables = [parameter.name for parameter in parameters if parameter.is_table]
+        for option in ("counts", "ids", "zipf", "ids_per_step"):
+            given = getattr(self, option)
+            if isinstance(given, Mapping) and (unknown := sorted(set(given).difference(tables))):
+                raise ValueError(
+                    f"{option} must be given for tables, which are {tables}; got {unknown}"
+                )
+
+    def workload(self, parameter: ParameterShape) -> Workload | None:
+        """What training does to a table; None for any other parameter."""
+        if not parameter.is_table:
+            return None
+        per_step = parameter.ids_per_step
+        if per_step is None:
+            per_step = _named(self.ids_per_step, parameter.name, _IDS_PER_STEP)
+        return Workload(
+            frequencies=self._frequencies(parameter),
+            ids_per_step=per_step,
+            decay=self.decay,
+            steps=self.steps,
+        )
+
+    def _frequencies(self, table: ParameterShape) -> RowFrequencies:
+        rows = table.shape[0]
+        if table.name in self.counts:
+            found = RowFrequencies.of_counts(self.counts[table.name])
+        elif table.name in self.ids:
+            found = RowFrequencies.of_ids(self.ids[table.name], rows=rows)
+        elif table.frequencies is not None:
+            found = table.frequencies
+        else:
+            found = RowFrequencies.zipf(rows, exponent=_named(self.zipf, table.name, _ZIPF))
+        if found.total_rows != rows:
+            raise ValueError(
+                f"counts of {table.name!r} must be {rows:,}, one a row, got {found.total_rows:,}"
+            )
+        return found
+
+
+def _allocated(ladders: Sequence[Ladder], allowed: int) -> list[int]:
+    """A rung for each ladder: what lowers the summed error most for its bytes goes first."""
+    smallest = sum(ladder.bytes[0] for ladder in ladders)
+    if smallest > allowed:
+        dense = sum(ladder.bytes[0] for ladder in ladders if ladder.memories[0] is None)
+        remedy = (
+            f"; {dense:,} of them are exact state of parameters with dense gradients: "
+            "name large ones as tables to compress them"
+            if dense
+            else ""
+        )
+        raise ValueError(
+            f"budget must be at least {smallest:,} bytes for these shapes, got {allowed:,}{remedy}"
+        )
+    if sum(ladder.bytes[-1] for ladder in ladders) <= allowed:
+        return [len(ladder.bytes) - 1 for ladder in ladders]
+    chosen, left = [0] * len(ladders), allowed - smallest
+    sizes = [np.array(ladder.bytes, dtype=np.float64) for ladder in ladders]
+    errors = [ladder.errors() for ladder in ladders]
+    while True:
+        best_gain, best = 0.0, None
+        for number, (size, error, rung) in enumerate(zip(sizes, errors, chosen, strict=True)):
+            cost = size[rung + 1 :] - size[rung]
+            gain = np.where(cost <= left, error[rung] - error[rung + 1 :], 0.0) / cost
+            if gain.size and gain.max() > best_gain:
+                best_gain, best = float(gain.max()), (number, rung + 1 + int(gain.argmax()))
+        if best is None:
+            return chosen
+        number, rung = best
+        left -= ladders[number].bytes[rung] - ladders[number].bytes[chosen[number]]
+        chosen[number] = rung
+
+
+def _kind(source: Source, optimizer: str | None) -> str:
+    if optimizer is None:
+        is_optimizer = isinstance(source, torch.optim.Optimizer)
+        optimizer = type(source).__name__ if is_optimizer else "Adam"
+        optimizer = {"SparseAdam": "Adam"}.get(optimizer, optimizer)
+    names = {name.lower(): name for name in _OPTIMIZERS}  # recipes write them small
+    found = names.get(str(optimizer).lower())
+    if found is None:
+        raise ValueError(f"optimizer must be one of {list(_OPTIMIZERS)}, got {optimizer!r}")
+    return found
+
+
+def _moment_names(source: Source, kind: str) -> tuple[Name, ...]:
+    if kind == "SGD" and isinstance(source, torch.optim.Optimizer):
+        has_momentum = any(group.get("momentum") for group in source.param_groups)
+        return SGD.moment_names if has_momentum else ()
+    return _OPTIMIZERS[kind].moment_names
+
+
+def _decay(source: Source, kind: str) -> float:
+    """The decay of the second moment that an optimizer has, or would have."""
+    betas = _option(source, "betas", (None, _DECAYS[kind]))
+    return float(_option(source, "alpha", betas[1]))
+
+
+def _option(source: Source, name: str, otherwise: Any) -> Any:
+    """An option of a given optimizer."""
+    if isinstance(source, torch.optim.Optimizer):
+        return source.param_groups[0].get(name, otherwise)
+    return otherwise
+
+
+def _named(given: Any, name: str, otherwise: Any) -> Any:
+    return given.get(name, otherwise) if isinstance(given, Mapping) else given

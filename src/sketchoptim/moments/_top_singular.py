@@ -1,0 +1,70 @@
+"""The best rank-one approximation in l2 after every update: a baseline."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._moment import Average, Moment, Name, Parts, Table
+
+
+class TopSingularMoment(Moment):
+    """``rows * columns^T`` with columns of unit length; only touched rows move before the fit.
+
+    The fit needs no ``[n, dim]`` matrix: untouched rows are multiples of the old columns, so the
+    Gram matrix of all rows is that of the touched ones plus the rest's energy times
+    ``columns columns^T``.
+    """
+
+    gathers = True
+
+    @staticmethod
+    def create(table: Table, fill: float) -> Parts:
+        length = max(1, table.dim) ** 0.5
+        wide: Any = {"dtype": torch.float32, "device": table.device}
+        return {
+            "rows": torch.full((table.rows,), fill * length, **wide),
+            "columns": torch.full((table.dim,), 1 / length, **wide),
+        }
+
+    def __init__(self, name: Name, tensors: Parts) -> None:
+        super().__init__(tensors)
+        self.rows, self.columns = tensors["rows"], tensors["columns"]
+        self.is_signed = name == "first"
+
+    def begin_(self, average: Average, touched: int) -> None:
+        super().begin_(average, touched)
+        columns = self.columns.double()
+        self._gram = torch.outer(columns, columns) * self.rows.double().square().sum()
+        self._fitted: Tensor | None = None
+        self._moved: list[tuple[Tensor, Tensor]] = []
+
+    def _exact(self, ids: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        old = torch.outer(self.rows[ids], self.columns).double()
+        return old, self.average.moved(old, values.double())
+
+    def gather_(self, ids: Tensor, values: Tensor) -> None:
+        old, new = self._exact(ids, values)
+        self._gram += new.t() @ new - old.t() @ old
+
+    def update_(self, ids: Tensor, values: Tensor) -> Tensor:
+        if self._fitted is None:
+            top = torch.linalg.eigh(self._gram).eigenvectors[:, -1]
+            self._fitted = -top if top @ self.columns.double() < 0 else top
+        rows = self._exact(ids, values)[1] @ self._fitted
+        self._moved.append((ids, rows))
+        estimates = torch.outer(rows, self._fitted).to(values.dtype)
+        # A non-negative matrix has non-negative factors, but for rounding.
+        return estimates if self.is_signed else estimates.clamp_min_(0)
+
+    def estimate(self, ids: Tensor) -> Tensor:
+        estimates = torch.outer(self.rows.index_select(0, ids), self.columns)
+        return estimates if self.is_signed else estimates.clamp_min_(0)
+
+    def end_(self) -> None:
+        if self._fitted is not None:  # some row was touched
+            self.rows.mul_(self.columns.double() @ self._fitted)
+            for ids, rows in self._moved:
+                self.rows[ids] = rows.to(self.rows.dtype)
+            self.columns.copy_(self._fitted)
+        del self._gram, self._fitted, self._moved  # of no use between steps

@@ -1,0 +1,157 @@
+"""The C++ library: finding it, loading it, and its structs; csrc/abi.h is the other side."""
+
+import ctypes
+import functools
+import os
+from ctypes import POINTER, c_float, c_int32, c_int64, c_uint32, c_void_p
+from pathlib import Path
+
+import torch
+
+from .._warning import warn
+
+_ABI = 6
+# From torch's name of what the machine can do to our name of what a library was built for.
+_LEVELS = {"AVX512": "v4", "AVX2": "v3"}
+
+
+class Moment(ctypes.Structure):
+    _fields_ = [
+        ("kind", c_int32),
+        ("form", c_int32),
+        ("dtype", c_int32),
+        ("is_signed", c_int32),
+        ("is_by_row", c_int32),
+        ("is_average", c_int32),
+        ("depth", c_int32),
+        ("weight", c_float),
+        ("decay_less_one", c_float),
+        ("scale", c_float),
+        ("inverse_scale", c_float),
+        ("rounding_key", c_uint32),
+        ("width", c_int64),
+        ("data", c_void_p),
+        ("words", c_void_p),
+    ]
+
+
+class Gradient(ctypes.Structure):
+    _fields_ = [
+        ("values", c_void_p),
+        ("ids", c_void_p),
+        ("starts", c_void_p),
+        ("order", c_void_p),
+        ("slots", c_void_p),
+        ("sums", c_void_p),
+        ("rows", c_int64),
+        ("first_id", c_int64),
+    ]
+
+
+class Step(ctypes.Structure):
+    _fields_ = [
+        ("parameter", c_void_p),
+        ("dim", c_int64),
+        ("dtype", c_int32),
+        ("threads", c_int32),
+        ("gradient", Gradient),
+        ("first", Moment),
+        ("second", Moment),
+        ("row_values", c_void_p),
+        ("step_size", c_float),
+        ("second_root", c_float),
+        ("eps", c_float),
+        ("weight_decay", c_float),
+        ("shrink", c_float),
+        ("nesterov", c_float),
+        ("clip", c_float),
+        ("largest_gradient", c_float),
+        ("is_maximizing", c_int32),
+        ("has_nesterov", c_int32),
+        ("has_clip", c_int32),
+        ("is_ratio", c_int32),
+        ("piece_rows", c_int64),
+    ]
+
+
+class TopClasses(ctypes.Structure):
+    _fields_ = [
+        ("tables", c_void_p),
+        ("words", c_void_p),
+        ("ids", c_void_p),
+        ("count", c_int64),
+        ("buckets", c_int64),
+        ("k", c_int64),
+        ("members", c_int32),
+        ("queries", c_int32),
+        ("combination", c_int32),
+        ("threads", c_int32),
+        ("scores", c_void_p),
+        ("classes", c_void_p),
+    ]
+
+
+def level() -> str:
+    """The SIMD level of this machine: "v4", "v3" or "base"."""
+    return _LEVELS.get(torch.backends.cpu.get_cpu_capability(), "base")
+
+
+def load(name: str) -> ctypes.CDLL:
+    """The library built for a level, with the types of its functions declared.
+
+    torch has been imported by now, so that the one OpenMP runtime it brought serves both.
+    """
+    library = ctypes.CDLL(str(_path(name)))
+    if library.sketchoptim_abi() != _ABI:
+        raise OSError(f"{library._name} is of another version of sketchoptim; install it again")
+    pointer = c_void_p
+    library.sketchoptim_ascend.argtypes = [pointer, c_int64, c_int64]
+    library.sketchoptim_ascend.restype = c_int32
+    library.sketchoptim_group.argtypes = [pointer, c_int64, pointer, POINTER(Gradient)]
+    library.sketchoptim_group.restype = c_int64
+    library.sketchoptim_hash.argtypes = [
+        pointer,
+        c_int32,
+        c_int64,
+        pointer,
+        c_int64,
+        *[pointer] * 2,
+    ]
+    library.sketchoptim_hash.restype = None
+    library.sketchoptim_inspect.argtypes = [POINTER(Step)]
+    library.sketchoptim_inspect.restype = c_int32
+    library.sketchoptim_step.argtypes = [POINTER(Step)]
+    library.sketchoptim_step.restype = None
+    library.sketchoptim_top_classes.argtypes = [POINTER(TopClasses)]
+    library.sketchoptim_top_classes.restype = None
+    return library
+
+
+def _path(name: str) -> Path:
+    # An editable installation keeps what was built apart from the sources: both are on the path.
+    import sketchoptim.ops
+
+    paths = [Path(folder) / f"libsketchoptim_{name}.so" for folder in sketchoptim.ops.__path__]
+    found = [path for path in paths if path.exists()]
+    if not found:
+        raise OSError(
+            f"{paths[0].name} was not built; install sketchoptim where a C++ compiler is found"
+        )
+    return found[0]
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """The library for this machine, or None, with one warning, where there is none.
+
+    ``SKETCHOPTIM_REQUIRE_NATIVE=1`` makes its absence an error instead.
+    """
+    try:
+        return load(level())
+    except OSError as error:
+        if os.environ.get("SKETCHOPTIM_REQUIRE_NATIVE") == "1":
+            raise ImportError(
+                f"SKETCHOPTIM_REQUIRE_NATIVE=1, but the native kernels do not load: {error}"
+            ) from error
+        warn(f"sketchoptim runs on its reference kernels, which are many times slower: {error}")
+        return None

@@ -1,0 +1,90 @@
+"""Adagrad."""
+
+from typing import Any, Literal
+
+from torch import Tensor
+from torch.optim import adagrad as torch_adagrad
+
+from ..moments import Average
+from ..ops import Rule
+from ..storage import Memory
+from ._checks import check_number
+from ._slot import State
+from .base import Group, Optimizer
+
+
+class Adagrad(Optimizer):
+    """Adagrad whose sum of squares lives where `memory` says.
+
+    In step t::
+
+        v <- v + g^2
+        p <- p - lr / (1 + (t - 1) lr_decay) * g / (sqrt(v) + eps)
+
+    Args:
+        params: Parameters, named parameters or groups, as in torch.optim.
+        lr: Learning rate.
+        lr_decay: How fast the learning rate falls with the step.
+        eps: Added to the root of the sum.
+        initial_accumulator_value: What v starts from.
+        weight_decay: Joins the gradient (of touched rows, where it is sparse).
+        memory, maximize, nonfinite: As in `Adam`; `memory.first` is not used.
+    """
+
+    moment_names = ("second",)
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-2,
+        lr_decay: float = 0.0,
+        eps: float = 1e-10,
+        initial_accumulator_value: float = 0.0,
+        weight_decay: float = 0.0,
+        *,
+        memory: str | Memory = "lean",
+        maximize: bool = False,
+        nonfinite: Literal["raise", "skip"] = "raise",
+    ) -> None:
+        super().__init__(
+            params,
+            lr=lr,
+            lr_decay=lr_decay,
+            eps=eps,
+            initial_accumulator_value=initial_accumulator_value,
+            weight_decay=weight_decay,
+            memory=memory,
+            maximize=maximize,
+            nonfinite=nonfinite,
+        )
+
+    def _check_options(self, group: Group) -> None:
+        super()._check_options(group)
+        for name in ("lr_decay", "eps", "initial_accumulator_value"):
+            check_number(name, group[name])
+
+    def _fill(self, group: Group) -> float:
+        return float(group["initial_accumulator_value"])
+
+    def _rule(self, group: Group, step: int, *, memory: Memory, is_sparse: bool) -> Rule:
+        return Rule(
+            step_size=float(group["lr"]) / (1 + (step - 1) * float(group["lr_decay"])),
+            second=Average(1.0, 1.0),
+            eps=float(group["eps"]),
+            weight_decay=float(group["weight_decay"]),
+            maximize=group["maximize"],
+            clip=memory.clip,
+        )
+
+    def _torch_step_(self, group: Group, parameters: list[Tensor], states: list[State]) -> None:
+        torch_adagrad.adagrad(
+            parameters,
+            [p.grad for p in parameters if p.grad is not None],
+            [state["second_values"] for state in states],
+            [state["step"] for state in states],
+            lr=group["lr"],
+            weight_decay=float(group["weight_decay"]),
+            lr_decay=float(group["lr_decay"]),
+            eps=float(group["eps"]),
+            maximize=group["maximize"],
+        )

@@ -1,0 +1,151 @@
+"""Adam and AdamW."""
+
+import math
+from typing import Any, Literal
+
+from torch import Tensor
+from torch.optim import adam as torch_adam
+
+from ..moments import Average
+from ..ops import Rule
+from ..storage import Memory
+from ._checks import check_number
+from ._slot import State
+from .base import Group, Optimizer
+
+
+class Adam(Optimizer):
+    """Adam whose moments live where `memory` says; by default a half byte a row in all.
+
+    In step t::
+
+        m <- beta1 m + (1 - beta1) g
+        v <- beta2 v + (1 - beta2) g^2
+        p <- p - lr * m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps)
+
+    Under the default, "lean", m is dropped (the step uses g) and v is the mean of g^2 over a row.
+    Sparse gradients move touched rows only and take epsilon as `torch.optim.SparseAdam` does,
+    before the bias correction; dense ones as `torch.optim.Adam` does, after it.
+
+    Args:
+        params: Parameters, named parameters or groups, as in torch.optim. Options of a group win
+            over the ones given here.
+        lr: Learning rate.
+        betas: Decay of the first and of the second moment.
+        eps: Added to the root of the second moment.
+        weight_decay: Joins the gradient (of touched rows, where it is sparse).
+        memory: A preset's name or a `Memory`, for parameters with sparse gradients. A group that
+            names a memory compresses its parameters with dense gradients too.
+        maximize: Climb instead of descending.
+        nonfinite: What a compressed parameter does with a gradient that is not finite: "raise"
+            refuses the whole step, "skip" leaves the parameter as it is and counts the step in
+            ``state["skipped"]``. Exact parameters do what torch.optim does.
+
+    >>> table = torch.nn.Embedding(10_000, 64, sparse=True)
+    >>> optimizer = Adam(table.parameters(), lr=0.01)
+    >>> table(torch.tensor([1, 2])).sum().backward()
+    >>> optimizer.step()
+    """
+
+    moment_names = ("first", "second")
+    is_decoupled = False
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        *,
+        memory: str | Memory = "lean",
+        maximize: bool = False,
+        nonfinite: Literal["raise", "skip"] = "raise",
+    ) -> None:
+        super().__init__(
+            params,
+            lr=lr,
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            decoupled_weight_decay=self.is_decoupled,
+            memory=memory,
+            maximize=maximize,
+            nonfinite=nonfinite,
+        )
+
+    def _check_options(self, group: Group) -> None:
+        super()._check_options(group)
+        if not isinstance(group["betas"], tuple | list) or len(group["betas"]) != 2:
+            raise ValueError(f"betas must be two numbers, got {group['betas']!r}")
+        for index, beta in enumerate(group["betas"]):
+            check_number(f"betas[{index}]", beta, below=1.0)
+        check_number("eps", group["eps"])
+        # As in torch.optim a group says which of the two it is, so that a checkpoint does too.
+        if group["decoupled_weight_decay"] is not self.is_decoupled:
+            name, other = ("AdamW", "Adam") if self.is_decoupled else ("Adam", "AdamW")
+            raise ValueError(
+                f"decoupled_weight_decay must be {self.is_decoupled} in {name}, "
+                f"got {group['decoupled_weight_decay']!r}; see {other}"
+            )
+
+    def _rule(self, group: Group, step: int, *, memory: Memory, is_sparse: bool) -> Rule:
+        lr, decay = float(group["lr"]), float(group["weight_decay"])
+        beta1, beta2 = map(float, group["betas"])
+        if memory.first is None:
+            beta1 = 0.0
+        root = math.sqrt(1 - beta2**step)
+        numerator, denominator = root if is_sparse else 1.0, 1 - beta1**step
+        return Rule(
+            step_size=lr * numerator / denominator,
+            first=None if memory.first is None else Average(beta1, 1 - beta1),
+            second=Average(beta2, 1 - beta2),
+            second_root=1.0 if is_sparse else root,
+            eps=float(group["eps"]),
+            weight_decay=0.0 if self.is_decoupled else decay,
+            shrink=1 - lr * decay if self.is_decoupled else 1.0,
+            maximize=group["maximize"],
+            # The bound is for the step, which has the bias correction in it; the direction has not.
+            clip=None if memory.clip is None else memory.clip * denominator / numerator,
+            is_ratio=memory.form == "ratio",
+        )
+
+    def _torch_step_(self, group: Group, parameters: list[Tensor], states: list[State]) -> None:
+        beta1, beta2 = group["betas"]
+        torch_adam.adam(
+            parameters,
+            [p.grad for p in parameters if p.grad is not None],
+            [state["first_values"] for state in states],
+            [state["second_values"] for state in states],
+            [],
+            [state["step"] for state in states],
+            amsgrad=False,
+            beta1=beta1,
+            beta2=beta2,
+            lr=group["lr"],
+            weight_decay=float(group["weight_decay"]),
+            eps=float(group["eps"]),
+            maximize=group["maximize"],
+            decoupled_weight_decay=self.is_decoupled,
+        )
+
+
+class AdamW(Adam):
+    """Adam with weight decay apart from the gradient: ``p <- (1 - lr * weight_decay) p``.
+
+    Where a gradient is sparse, touched rows alone decay, each time they are touched. All else is
+    as in `Adam`.
+    """
+
+    is_decoupled = True
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        **options: Any,
+    ) -> None:
+        super().__init__(params, lr, betas, eps, weight_decay, **options)

@@ -1,0 +1,71 @@
+"""Clipping the norm of sparse and dense gradients together."""
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from .._rows import of_gradient
+from ._checks import check_gradient, check_number
+
+
+@torch.no_grad()
+def clip_grad_norm_(
+    parameters: Tensor | Iterable[Tensor],
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+) -> Tensor:
+    """The total norm of all gradients, which are scaled in place so that it is at most `max_norm`.
+
+    As `torch.nn.utils.clip_grad_norm_`, but sparse gradients may be among them. A row that an
+    uncoalesced gradient holds several times counts once, with its sum in float32 at least; the
+    gradient stays uncoalesced, so that a step finds nothing rounded but what was scaled.
+    """
+    if max_norm != math.inf:  # which measures and clips nothing, as with torch
+        check_number("max_norm", max_norm)
+    if isinstance(parameters, Tensor):
+        parameters = [parameters]
+    gradients, measured = [], []
+    for parameter in parameters:
+        gradient = parameter.grad
+        if gradient is None:
+            continue
+        gradients.append(gradient)
+        if not gradient.is_sparse:
+            measured.append(gradient)
+            continue
+        check_gradient(parameter, gradient)
+        if gradient._nnz():
+            measured.append(_chunk_norms(gradient, norm_type))
+    total = torch.nn.utils.get_total_norm(measured, norm_type, error_if_nonfinite)
+    # As torch: never scales up, and its 1e-6 keeps a zero norm from dividing by zero.
+    factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)
+    if total.is_cpu and factor == 1:  # as in most steps; on another device, to look is to wait
+        return total
+    for gradient in gradients:
+        _scale_(gradient, factor.to(gradient.device))
+    return total
+
+
+def _chunk_norms(gradient: Tensor, norm_type: float) -> Tensor:
+    """The norms of a sparse gradient's chunks of rows, whose own norm is that of all the rows."""
+    chunks = of_gradient(gradient).chunks()
+    return torch.stack([torch.linalg.vector_norm(chunk.gradient, norm_type) for chunk in chunks])
+
+
+def _scale_(gradient: Tensor, factor: Tensor) -> None:
+    if not gradient.is_sparse:
+        gradient.mul_(factor)
+        return
+    # Not in the memory of the values: tables whose outputs are added get the very same ones from
+    # autograd, and each of them would scale those of all.
+    gradient.data = torch.sparse_coo_tensor(
+        gradient._indices(),
+        gradient._values() * factor,
+        gradient.shape,
+        is_coalesced=gradient.is_coalesced(),
+        check_invariants=False,
+        device=gradient.device,
+    )

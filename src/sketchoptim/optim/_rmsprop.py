@@ -1,0 +1,89 @@
+"""RMSprop."""
+
+from typing import Any, Literal
+
+from torch import Tensor
+from torch.optim import rmsprop as torch_rmsprop
+
+from ..moments import Average
+from ..ops import Rule
+from ..storage import Memory
+from ._checks import check_number
+from ._slot import State
+from .base import Group, Optimizer
+
+
+class RMSprop(Optimizer):
+    """RMSprop whose mean of squares lives where `memory` says.
+
+    A step is::
+
+        v <- alpha v + (1 - alpha) g^2
+        p <- p - lr * g / (sqrt(v) + eps)
+
+    Args:
+        params: Parameters, named parameters or groups, as in torch.optim.
+        lr: Learning rate.
+        alpha: Decay of the mean.
+        eps: Added to the root of the mean.
+        weight_decay: Joins the gradient (of touched rows, where it is sparse).
+        memory, maximize, nonfinite: As in `Adam`; `memory.first` is not used.
+    """
+
+    moment_names = ("second",)
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-2,
+        alpha: float = 0.99,
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        *,
+        memory: str | Memory = "lean",
+        maximize: bool = False,
+        nonfinite: Literal["raise", "skip"] = "raise",
+    ) -> None:
+        super().__init__(
+            params,
+            lr=lr,
+            alpha=alpha,
+            eps=eps,
+            weight_decay=weight_decay,
+            memory=memory,
+            maximize=maximize,
+            nonfinite=nonfinite,
+        )
+
+    def _check_options(self, group: Group) -> None:
+        super()._check_options(group)
+        check_number("alpha", group["alpha"], below=1.0)
+        check_number("eps", group["eps"])
+
+    def _rule(self, group: Group, step: int, *, memory: Memory, is_sparse: bool) -> Rule:
+        alpha = float(group["alpha"])
+        return Rule(
+            step_size=float(group["lr"]),
+            second=Average(alpha, 1 - alpha),
+            eps=float(group["eps"]),
+            weight_decay=float(group["weight_decay"]),
+            maximize=group["maximize"],
+            clip=memory.clip,
+        )
+
+    def _torch_step_(self, group: Group, parameters: list[Tensor], states: list[State]) -> None:
+        torch_rmsprop.rmsprop(
+            parameters,
+            [p.grad for p in parameters if p.grad is not None],
+            [state["second_values"] for state in states],
+            [],
+            [],
+            [state["step"] for state in states],
+            lr=group["lr"],
+            alpha=float(group["alpha"]),
+            eps=float(group["eps"]),
+            weight_decay=float(group["weight_decay"]),
+            momentum=0.0,
+            centered=False,
+            maximize=group["maximize"],
+        )

@@ -1,0 +1,117 @@
+"""Stochastic gradient descent with momentum."""
+
+from typing import Any, Literal
+
+from torch import Tensor
+from torch.optim import sgd as torch_sgd
+
+from ..moments import Average, Name
+from ..ops import Rule
+from ..storage import Memory, Storage
+from ._checks import check_flag, check_number
+from ._slot import State
+from .base import Group, Optimizer
+
+
+class SGD(Optimizer):
+    """SGD whose momentum lives where `memory` says.
+
+    A step is::
+
+        m <- momentum m + (1 - dampening) g
+        p <- p - lr * (g + momentum m  if nesterov, else  m)
+
+    As in torch.optim, the first step with momentum does not dampen. Under "lean", the default, and
+    every other memory without a first moment, the momentum of a compressed parameter is dropped: it
+    steps by ``lr * g``, and wants a learning rate ``1 / (1 - momentum)`` times as large as with
+    momentum.
+    ``memory="paper-mv"`` keeps the momentum in a count-sketch, as Algorithm 2 does.
+
+    Args:
+        params: Parameters, named parameters or groups, as in torch.optim.
+        lr: Learning rate.
+        momentum: Decay of the momentum; 0 for none.
+        dampening: Share of the gradient that does not enter the momentum.
+        nesterov: Look ahead; needs momentum and no dampening.
+        weight_decay: Joins the gradient (of touched rows, where it is sparse).
+        memory, maximize, nonfinite: As in `Adam`; `memory.second` is not used.
+    """
+
+    moment_names = ("first",)
+    late_moments = ("first",)
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        momentum: float = 0.9,
+        dampening: float = 0.0,
+        nesterov: bool = False,
+        weight_decay: float = 0.0,
+        *,
+        memory: str | Memory = "lean",
+        maximize: bool = False,
+        nonfinite: Literal["raise", "skip"] = "raise",
+    ) -> None:
+        super().__init__(
+            params,
+            lr=lr,
+            momentum=momentum,
+            dampening=dampening,
+            nesterov=nesterov,
+            weight_decay=weight_decay,
+            memory=memory,
+            maximize=maximize,
+            nonfinite=nonfinite,
+        )
+
+    def _check_options(self, group: Group) -> None:
+        super()._check_options(group)
+        check_number("momentum", group["momentum"], below=1.0)
+        check_number("dampening", group["dampening"])
+        check_flag("nesterov", group["nesterov"])
+        if group["nesterov"] and (group["momentum"] == 0 or group["dampening"] != 0):
+            raise ValueError(
+                "nesterov needs momentum > 0 and dampening = 0, "
+                f"got momentum={group['momentum']}, dampening={group['dampening']}"
+            )
+
+    def storages(self, group: Group, memory: Memory) -> dict[Name, Storage]:
+        return super().storages(group, memory) if group["momentum"] else {}
+
+    def _rule(self, group: Group, step: int, *, memory: Memory, is_sparse: bool) -> Rule:
+        momentum = float(group["momentum"])
+        has_momentum = bool(momentum) and memory.first is not None
+        weight = 1.0 if step == 1 else 1 - float(group["dampening"])
+        return Rule(
+            step_size=float(group["lr"]),
+            first=Average(momentum, weight) if has_momentum else None,
+            nesterov=momentum if has_momentum and group["nesterov"] else None,
+            weight_decay=float(group["weight_decay"]),
+            maximize=group["maximize"],
+            clip=memory.clip,
+        )
+
+    def _torch_step_(self, group: Group, parameters: list[Tensor], states: list[State]) -> None:
+        # torch.optim starts from no buffer at all, which is how it leaves the first step undamped.
+        buffers: list[Tensor | None] = [
+            state["first_values"]
+            if group["momentum"] and state["step"] > state.get("began_after", 0)
+            else None
+            for state in states
+        ]
+        torch_sgd.sgd(
+            parameters,
+            [p.grad for p in parameters if p.grad is not None],
+            buffers,
+            weight_decay=float(group["weight_decay"]),
+            momentum=float(group["momentum"]),
+            lr=group["lr"],
+            dampening=float(group["dampening"]),
+            nesterov=group["nesterov"],
+            maximize=group["maximize"],
+        )
+        for state, buffer in zip(states, buffers, strict=True):
+            state["step"] += 1
+            if buffer is not None:
+                state["first_values"] = buffer
