@@ -9,7 +9,7 @@ import sketchoptim
 
 PACKAGE = "sketchoptim"
 LAYERS = (
-    {"_hashing", "theory", "_pages", "_parsing", "_warning"},
+    {"_hashing", "theory", "_pages", "_parsing", "_warning", "_validation"},
     {"_rows"},
     {"_sketch"},
     {"storage"},
