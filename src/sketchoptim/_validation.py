@@ -139,10 +139,10 @@ def check_keys(
     for key in required:
         if key not in value:
             raise _error(ValueError, name, f"the key {key!r}", list(value), remedy, verb="have")
-    unknown = [key for key in value if key not in required and key not in optional]
+    known = {*required, *optional}
+    unknown = [key for key in value if key not in known]
     if unknown:
-        known = sorted({*required, *optional})
-        raise _error(ValueError, name, f"no keys but {known}", unknown, remedy, verb="have")
+        raise _error(ValueError, name, f"no keys but {sorted(known)}", unknown, remedy, verb="have")
     return value
 
 
