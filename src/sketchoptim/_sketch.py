@@ -1,8 +1,8 @@
 """CountSketch and CountMinSketch: many vectors in few buckets, with an error that is known.
 
-Both keep a table ``[depth, width, dim]``. Each of `depth` hash rows sends an id to one of `width`
-buckets; adding a vector adds it to one bucket a hash row, and a query combines the `depth`
-readings. Tables are linear, so they scale, fold and merge without knowing what is in them.
+Both keep counters ``[depth, width, dim]``. Each of `depth` hash rows maps an id to one of `width`
+buckets; adding a vector adds it to one bucket per hash row, and a query combines the `depth`
+readings. Counters are linear, so a sketch scales, folds and merges without knowing its ids.
 """
 
 import math
@@ -12,25 +12,26 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from . import _hashing, _rows, theory
+from . import _hashing, _rounding, _rows, theory
 
-TABLE_DTYPES = (torch.float32, torch.bfloat16)
-# The lazily applied scale stays within these: float32 tables neither under- nor overflow, and an
-# estimate, being no larger than what is stored, does not either.
+COUNTER_DTYPES = (torch.float32, torch.bfloat16)
+TABLE_DTYPES = COUNTER_DTYPES
+# The lazily applied scale stays within these bounds, so float32 counters neither under- nor
+# overflow. An estimate is no larger than its counters, so it does not overflow either.
 _SMALLEST_SCALE, _LARGEST_SCALE = 2.0**-24, 1.0
-# Leaves room in float32 for dividing by the smallest scale and for sums of 2^23 such values.
+# Leaves room in float32 to divide by the smallest scale and to sum 2^23 values of this size.
 LARGEST_VALUE = 2.0**80
-# Ids a public call handles at once, so that adding a million rows needs no million-row temporary.
+# Ids that a public call handles at once, so adding a million rows needs no million-row temporary.
 _IDS_AT_ONCE = 1 << 14
 
 
 def is_lazy(scale: float) -> bool:
-    """Whether the scale can stay a number beside the table."""
+    """Whether the scale is within the bounds in which the counters stay as they are."""
     return _SMALLEST_SCALE <= abs(scale) <= _LARGEST_SCALE
 
 
 class Location(NamedTuple):
-    """Where some ids live: a bucket, and a sign where there are signs, in each hash row."""
+    """The buckets of some ids, and their signs in a signed sketch, in each hash row."""
 
     buckets: Tensor
     """int64 of shape ``[depth, k]``."""
@@ -39,14 +40,18 @@ class Location(NamedTuple):
 
 
 class Sketch:
-    """What both sketches share; use `CountSketch` or `CountMinSketch`.
+    """The part that both sketches share; use `CountSketch` or `CountMinSketch`.
 
-    `table` holds the stored numbers; a reading is a stored number times `scale`. The scale is a
-    0-d float32 tensor on the CPU, so that decaying a table of any size costs one multiplication.
-    A bfloat16 table rounds stochastically, with random bits that are a function of `rounds`, the
-    number of writes so far, and of the row that is written, not of its place in the call: the same
-    run gives the same bits. A table that was filled with a number before anything was added knows
-    that number, as it is stored, so that folding and merging count it once.
+    `counters` holds the stored numbers; a reading is a counter times `scale`. The scale is a 0-d
+    float32 tensor on the CPU, so decaying a sketch of any size costs one multiplication.
+
+    bfloat16 counters are rounded stochastically. Each row is rounded once per hash row, in
+    ascending order of ids, by bits that are a function of a key, the id and the column
+    (`_rounding`); the key is a function of `writes`, the number of writes so far. The same run
+    gives the same bits. `writes` is None for float32 counters, which are not rounded.
+
+    A sketch whose counters were filled with a number before anything was added keeps that number
+    in `start`, as it is stored, so that folding and merging count it once.
     """
 
     is_signed: bool
@@ -68,23 +73,22 @@ class Sketch:
                 raise ValueError(f"{name} must be >= 1, got {value}; see for_error() for a size")
         if width > _hashing.MAX_WIDTH:
             raise ValueError(f"width must be <= 2**31, got {width}; use a larger depth instead")
-        if dtype not in TABLE_DTYPES:
+        if dtype not in COUNTER_DTYPES:
             raise ValueError(f"dtype must be torch.float32 or torch.bfloat16, got {dtype}")
         if not isinstance(seed, int):
             raise TypeError(f"seed must be an int, got {seed!r}")
-        table = torch.zeros(depth, width, dim, dtype=dtype, device=device)
+        counters = torch.zeros(depth, width, dim, dtype=dtype, device=device)
+        is_rounded = dtype != torch.float32
         self._bind(
-            table=table,
+            counters=counters,
             scale=torch.ones((), dtype=torch.float32, device="cpu"),
-            words=_hashing.seeded(seed, 0, depth).to(table.device),
-            rounds=None
-            if dtype == torch.float32
-            else torch.zeros((), dtype=torch.int64, device="cpu"),
+            words=_hashing.seeded(seed, 0, depth).to(counters.device),
+            writes=torch.zeros((), dtype=torch.int64, device="cpu") if is_rounded else None,
         )
 
     @classmethod
     def over(cls, **tensors: Any) -> Self:
-        """A sketch that works on the given tensors in place: what `tensors()` gave."""
+        """A sketch that works in place on the given tensors, as `tensors()` returns them."""
         sketch = cls.__new__(cls)
         sketch._bind(**tensors)
         return sketch
@@ -92,45 +96,47 @@ class Sketch:
     def _bind(
         self,
         *,
-        table: Tensor,
+        counters: Tensor,
         scale: Tensor,
         words: Tensor,
-        rounds: Tensor | None = None,
+        writes: Tensor | None = None,
         start: Tensor | None = None,
     ) -> None:
-        self.table, self.scale, self.words = table, scale, words
-        self.rounds, self._start = rounds, start
+        self.counters, self.scale, self.words = counters, scale, words
+        self.writes, self._start = writes, start
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that the sketch is: table, scale, hash words; how often it rounded; its start."""
-        named = {"table": self.table, "scale": self.scale, "words": self.words}
-        more = {"rounds": self.rounds, "start": self._start}
-        return named | {part: tensor for part, tensor in more.items() if tensor is not None}
+        """All of its state: counters, scale and words; writes and start where it has them."""
+        named = {"counters": self.counters, "scale": self.scale, "words": self.words}
+        optional = {"writes": self.writes, "start": self._start}
+        return named | {part: tensor for part, tensor in optional.items() if tensor is not None}
 
     @property
     def start(self) -> float:
-        """What a row that was never written reads, but for collisions."""
+        """The estimate of a row that was never written and collides with none."""
         return 0.0 if self._start is None else (self._start * self.scale).item()
 
     @property
     def depth(self) -> int:
-        return self.table.shape[0]
+        return self.counters.shape[0]
 
     @property
     def width(self) -> int:
-        return self.table.shape[1]
+        return self.counters.shape[1]
 
     @property
     def dim(self) -> int:
-        return self.table.shape[2]
+        return self.counters.shape[2]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the table."""
-        return self.table.nbytes
+        """Bytes of the counters."""
+        return self.counters.nbytes
 
     def __repr__(self) -> str:
-        size = f"depth={self.depth}, width={self.width}, dim={self.dim}, dtype={self.table.dtype}"
+        size = (
+            f"depth={self.depth}, width={self.width}, dim={self.dim}, dtype={self.counters.dtype}"
+        )
         return f"{type(self).__name__}({size}, nbytes={self.nbytes:,})"
 
     # -- public operations -------------------------------------------------------------------
@@ -146,12 +152,12 @@ class Sketch:
         if values.shape != (ids.numel(), self.dim):
             expected = f"[{ids.numel()}, {self.dim}]"
             raise ValueError(f"values must have shape {expected}, got {list(values.shape)}")
-        if values.device != self.table.device:
-            raise ValueError(f"values must be on {self.table.device}, got {values.device}")
+        if values.device != self.counters.device:
+            raise ValueError(f"values must be on {self.counters.device}, got {values.device}")
         if values.is_complex():
             raise TypeError(f"values must be real, got {values.dtype}")
         low, high = (x.item() for x in torch.aminmax(values)) if values.numel() else (0, 0)
-        if not -LARGEST_VALUE <= low <= high <= LARGEST_VALUE:  # as a NaN is not
+        if not -LARGEST_VALUE <= low <= high <= LARGEST_VALUE:  # true for NaN
             raise ValueError(
                 "values must be finite and within 2**80, got NaN, inf or more; nothing was added"
             )
@@ -165,10 +171,10 @@ class Sketch:
         return self._estimates(self._checked_ids(ids))
 
     def scale_(self, factor: float) -> Self:
-        """The sketch with every estimate multiplied by `factor`; to decay takes constant time.
+        """The sketch with every estimate multiplied by `factor`; a decay takes constant time.
 
-        A scale below 2^-24, after thousands of calls, or above 1 is folded into the table as a
-        power of two, which rounds nothing. A factor that would make an estimate overflow is refused
+        A scale below 2^-24, after thousands of calls, or above 1 is moved into the counters as a
+        power of two, which is exact. A factor that would make an estimate overflow is refused
         (`tests/test_sketch_scale.py::test_an_estimate_stays_finite_whatever_factors_are_taken`).
         """
         if not math.isfinite(factor) or (factor < 0 and not self.is_signed):
@@ -186,7 +192,7 @@ class Sketch:
         return self
 
     def fold_(self) -> Self:
-        """The sketch at half its width: what adding the same vectors to such a one would give.
+        """The sketch at half its width, as if every vector had been added at that width.
 
         A conservative sketch keeps the larger of two neighbours, which is at least the truth.
         """
@@ -194,13 +200,13 @@ class Sketch:
             raise ValueError(
                 f"width must be even to fold, got {self.width}; build it with an even width"
             )
-        halves = self.table.float().unflatten(1, (-1, 2))
-        self.table = self._rounded(self._folded(halves))
+        pairs = self.counters.float().unflatten(1, (-1, 2))
+        self.counters = self._as_counters(self._folded(pairs))
         return self
 
     def merge_(self, other: Self) -> Self:
         """The sketch of both streams: `other` must have the same size, hash words and kind."""
-        if type(other) is not type(self) or other.table.shape != self.table.shape:
+        if type(other) is not type(self) or other.counters.shape != self.counters.shape:
             raise ValueError(f"other must be like {self!r}, got {other!r}")
         if not torch.equal(other.words, self.words.to(other.words.device)):
             raise ValueError("other must have the same hash words; build both with one seed")
@@ -210,11 +216,21 @@ class Sketch:
                 f"got {other.start:g}; start both alike and scale them alike"
             )
         ratio = other.scale.item() / self.scale.item()
-        merged = self.table.float() + other.table.to(self.table.device).float() * ratio
-        self.table.copy_(self._rounded(merged - self._stored_start))
+        merged = self.counters.float() + other.counters.to(self.counters.device).float() * ratio
+        self.counters.copy_(self._as_counters(merged - self._stored_start))
         return self
 
-    # -- for moments: unchecked, in units of the caller's choice ------------------------------
+    # -- for moments: unchecked --------------------------------------------------------------
+
+    def next_key(self) -> int | None:
+        """The key of the next write's rounding, 32 bits; None for counters that are not rounded.
+
+        Call it once per step, and pass it to every call that writes during the step.
+        """
+        if self.writes is None:
+            return None
+        self.writes += 1
+        return _hashing.splitmix64(int(self.writes.item())) & 0xFFFFFFFF
 
     def locate(self, ids: Tensor) -> Location:
         """The buckets and signs of ``ids[k]``."""
@@ -222,65 +238,66 @@ class Sketch:
         return Location(buckets, _hashing.signs(self.words, ids) if self.is_signed else None)
 
     def read(self, at: Location) -> Tensor:
-        """What every hash row says: signed, scaled readings, float32 ``[depth, k, dim]``."""
-        flat = (at.buckets + self._row_offsets()).flatten()
-        stored = self.table.flatten(0, 1).index_select(0, flat).float()
-        readings = stored.view(*at.buckets.shape, self.dim).mul_(self.scale.item())
+        """The signed and scaled reading of every hash row, float32 ``[depth, k, dim]``."""
+        counters = self._flat_counters().index_select(0, self._flat(at.buckets)).float()
+        readings = counters.view(*at.buckets.shape, self.dim).mul_(self.scale.item())
         return readings if at.signs is None else readings.mul_(at.signs.unsqueeze(-1))
 
     def combine(self, readings: Tensor) -> Tensor:
-        """The estimate ``[k, dim]`` that readings ``[depth, k, dim]`` amount to."""
+        """The estimate ``[k, dim]`` from readings ``[depth, k, dim]``."""
         raise NotImplementedError
 
     def estimate(self, ids: Tensor) -> Tensor:
         """`query` without the checks."""
         return self.combine(self.read(self.locate(ids)))
 
-    def accumulate_(self, ids: Tensor, values: Tensor) -> None:
-        """`add_` without the checks: all rows at once, in order, each hash row for itself."""
+    def accumulate_(self, ids: Tensor, values: Tensor, key: int | None) -> None:
+        """`add_` without the checks; under a key, ids must ascend strictly."""
         at = self.locate(ids)
         inverse = 1.0 / self.scale.item()
-        key = None if self.rounds is None else self.rounding_key()
+        if key is not None:
+            return self._accumulate_rounded_(ids, values, at, inverse, key)
         for row in range(self.depth):
             signed = values if at.signs is None else values * at.signs[row].unsqueeze(-1)
-            stored = (signed * inverse).float()
-            if key is None:
-                self.table[row].index_add_(0, at.buckets[row], stored)
-            else:  # sum a bucket's share in float32, then round once, by the bits of its least id
-                unique, position = torch.unique(at.buckets[row], return_inverse=True)
-                least = torch.full_like(unique, _hashing.MAX_ID)
-                least.scatter_reduce_(0, position, ids, "amin")
-                summed = self.table[row].index_select(0, unique).float()
-                summed.index_add_(0, position, stored)
-                self.table[row].index_copy_(0, unique, self._rounded(summed, at=least, key=key))
+            self.counters[row].index_add_(0, at.buckets[row], (signed * inverse).float())
 
-    def write_(self, at: Location, readings: Tensor) -> None:
-        """Makes the readings at a location with distinct buckets what they are told to be."""
+    def _accumulate_rounded_(
+        self, ids: Tensor, values: Tensor, at: Location, inverse: float, key: int
+    ) -> None:
+        """Adds one row after the other to its buckets, and rounds each bucket every time."""
+        noise = _rounding.noise(key, ids, self.dim)
+        counters, buckets = self._flat_counters(), self._flat(at.buckets)
+        for turn in _turns(buckets):
+            here, rows = buckets[turn], turn % ids.numel()
+            signed = values[rows]
+            if at.signs is not None:
+                signed = signed * at.signs.flatten()[turn].unsqueeze(-1)
+            summed = counters[here].float() + (signed * inverse).float()
+            counters.index_copy_(0, here, _rounding.to_bfloat16(summed, noise[rows]))
+
+    def write_(self, at: Location, ids: Tensor, readings: Tensor, key: int | None) -> None:
+        """Stores readings ``[depth, k, dim]`` at the location of ``ids[k]``.
+
+        No two of the ids may share a bucket.
+        """
         signed = readings if at.signs is None else readings * at.signs.unsqueeze(-1)
-        stored = (signed * (1.0 / self.scale.item())).float()
-        # Rounded alike in every hash row: each for itself, the readings would drift apart, and the
-        # least of them would be too small in the mean.
-        rounded = self._rounded(stored, at=at.buckets[0].expand_as(at.buckets))
-        for row in range(self.depth):
-            self.table[row].index_copy_(0, at.buckets[row], rounded[row])
+        stored = self._rounded((signed * (1.0 / self.scale.item())).float(), ids, key)
+        self._flat_counters().index_copy_(0, self._flat(at.buckets), stored.flatten(0, 1))
 
     def _add_(self, ids: Tensor, values: Tensor) -> None:
+        key = self.next_key()
+        if key is not None:  # a row is rounded once, however often its id repeats
+            ids, values = _rows.unique_sums(ids, values.float())
         for part in _parts(ids):
-            self.accumulate_(ids[part], values[part].float())
+            self.accumulate_(ids[part], values[part].float(), key)
 
     def _estimates(self, ids: Tensor) -> Tensor:
         parts = [self.estimate(ids[part]) for part in _parts(ids)]
         return torch.cat(parts) if parts else self.estimate(ids)
 
-    def rounding_key(self) -> int:
-        """The next 32 bits that stochastic rounding starts from."""
-        assert self.rounds is not None
-        self.rounds += 1
-        return _hashing.mixed(int(self.rounds.item())) & 0xFFFFFFFF
-
     def _shift_(self, exponent: int, factor: float) -> None:
-        """Multiplies the table by 2^exponent, or raises where its dtype cannot hold that."""
-        largest = max(abs(extreme.item()) for extreme in torch.aminmax(self.table))
+        """Multiplies the counters by 2^exponent, or raises where their dtype cannot hold that."""
+        largest = max(abs(extreme.item()) for extreme in torch.aminmax(self.counters))
         if largest == 0.0:
             return
         if math.frexp(largest)[1] + exponent > 128:
@@ -291,37 +308,47 @@ class Sketch:
 
     @property
     def _stored(self) -> list[Tensor]:
-        """What is multiplied by the scale when it is read."""
-        return [self.table] if self._start is None else [self.table, self._start]
+        """The tensors that are multiplied by the scale when they are read."""
+        return [self.counters] if self._start is None else [self.counters, self._start]
 
     @property
     def _stored_start(self) -> float:
         return 0.0 if self._start is None else self._start.item()
 
-    def _row_offsets(self) -> Tensor:
-        return torch.arange(self.depth, device=self.table.device).unsqueeze(-1) * self.width
+    def _flat_counters(self) -> Tensor:
+        """The counters of all hash rows in one list of buckets, ``[depth * width, dim]``."""
+        return self.counters.view(-1, self.dim)
 
-    def _folded(self, halves: Tensor) -> Tensor:
-        return halves.sum(2) - self._stored_start
+    def _flat(self, buckets: Tensor) -> Tensor:
+        """Buckets ``[depth, k]`` as indices of `_flat_counters`, ``[depth * k]``."""
+        rows = torch.arange(self.depth, device=buckets.device).unsqueeze(-1)
+        return (buckets + rows * self.width).flatten()
 
-    def _rounded(self, stored: Tensor, at: Tensor | None = None, key: int | None = None) -> Tensor:
-        """As the table holds it; rows of the same `at`, under one key, are rounded alike."""
-        if self.rounds is None:
-            return stored
+    def _folded(self, pairs: Tensor) -> Tensor:
+        return pairs.sum(2) - self._stored_start
+
+    def _rounded(self, stored: Tensor, ids: Tensor, key: int | None) -> Tensor:
+        """``stored[..., k, dim]`` in the dtype of the counters.
+
+        All hash rows of an id are rounded by the same bits. Independently rounded, the readings
+        would drift apart, and the least of them would be biased towards zero.
+        """
         if key is None:
-            key = self.rounding_key()
-        if at is None:
-            at = torch.arange(stored.flatten(0, -2).shape[0], device=stored.device)
-        columns = torch.arange(self.dim, device=stored.device)
-        position = (at.unsqueeze(-1) * self.dim + columns).view(stored.shape)
-        return _round_stochastically(stored, position, key, self.table.dtype)
+            return stored
+        return _rounding.to_bfloat16(stored, _rounding.noise(key, ids, self.dim))
+
+    def _as_counters(self, stored: Tensor) -> Tensor:
+        """New values of all counters in their dtype; the buckets of all hash rows are numbered."""
+        key = self.next_key()
+        buckets = torch.arange(stored.flatten(0, 1).shape[0], device=stored.device)
+        return self._rounded(stored.flatten(0, 1), buckets, key).view(stored.shape)
 
     def _checked_ids(self, ids: Tensor) -> Tensor:
         _check_tensor("ids", ids)
         if ids.dtype not in (torch.int64, torch.int32) or ids.dim() != 1:
             raise TypeError(f"ids must be int64 of shape [k], got {ids.dtype} {list(ids.shape)}")
-        if ids.device != self.table.device:
-            raise ValueError(f"ids must be on {self.table.device}, got {ids.device}")
+        if ids.device != self.counters.device:
+            raise ValueError(f"ids must be on {self.counters.device}, got {ids.device}")
         ids = ids.long()
         if ids.numel() and not 0 <= ids.min() <= ids.max() <= _hashing.MAX_ID:
             span = f"{ids.min().item()} to {ids.max().item()}"
@@ -330,7 +357,7 @@ class Sketch:
 
 
 class CountSketch(Sketch):
-    """A signed sketch: the estimate is the median over the hash rows, right in the mean.
+    """A signed sketch: the estimate is the median over the hash rows, unbiased.
 
     With ``width >= 8 / epsilon^2`` and ``depth >= 2.42 ln(items dim / delta)``, for every id and
     column at once, with probability at least ``1 - delta``::
@@ -372,9 +399,9 @@ class CountMinSketch(Sketch):
     the plain one. One call of `add_` is one update there: all estimates are read before any bucket
     is raised, so that the order of ids does not matter.
 
-    A bfloat16 table rounds up or down, right in the mean: one write leaves an estimate within a
-    part in 2^7 (`tests/test_sketch_rounding.py::test_one_write_is_right_to_a_part_in_128`), and
-    thousands of small ones leave it some percent off, below the truth as well as above.
+    bfloat16 counters are rounded up or down without bias. One write leaves an estimate within one
+    part in 2^7 (`tests/test_sketch_rounding.py::test_one_write_is_right_to_a_part_in_128`);
+    thousands of small writes leave it a few percent off, below the truth as well as above.
 
     >>> sketch = CountMinSketch(depth=3, width=64, dim=1)
     >>> sketch.add_(torch.tensor([7]), torch.tensor([[2.0]])).query(torch.tensor([7]))
@@ -413,26 +440,25 @@ class CountMinSketch(Sketch):
     def combine(self, readings: Tensor) -> Tensor:
         return readings.amin(0)
 
-    def raise_(self, ids: Tensor, targets: Tensor) -> None:
-        """Raises every bucket of ``ids[k]`` to the largest of the ``targets[k, dim]`` in it."""
-        at = self.locate(ids)
-        stored = (targets * (1.0 / self.scale.item())).float()
-        # Rounded once, for all hash rows: the least of several roundings would be too small in the
-        # mean, and a maximum of rounded numbers needs no rounding.
-        stored = self._rounded(stored, at=ids)
-        for row in range(self.depth):
-            buckets = at.buckets[row].unsqueeze(-1).expand_as(stored)
-            self.table[row].scatter_reduce_(0, buckets, stored, "amax")
+    def raise_(self, ids: Tensor, targets: Tensor, key: int | None) -> None:
+        """Raises every bucket of ``ids[k]`` to the largest of the ``targets[k, dim]`` in it.
+
+        Targets are rounded before the maximum is taken, so the order of ids does not matter.
+        """
+        stored = self._rounded((targets * (1.0 / self.scale.item())).float(), ids, key)
+        for row, buckets in enumerate(self.locate(ids).buckets):
+            index = buckets.unsqueeze(-1).expand_as(stored)
+            self.counters[row].scatter_reduce_(0, index, stored, "amax")
 
     def _add_(self, ids: Tensor, values: Tensor) -> None:
         if not self.conservative:
             return super()._add_(ids, values)
         ids, values = _rows.unique_sums(ids, values.float())
-        self.raise_(ids, self._estimates(ids) + values)
+        self.raise_(ids, self._estimates(ids) + values, self.next_key())
 
-    def _folded(self, halves: Tensor) -> Tensor:
+    def _folded(self, pairs: Tensor) -> Tensor:
         # The larger neighbour is at least the truth, tighter than the sum, and has the start once.
-        return halves.amax(2) if self.conservative else super()._folded(halves)
+        return pairs.amax(2) if self.conservative else super()._folded(pairs)
 
 
 def median(readings: Tensor) -> Tensor:
@@ -446,15 +472,6 @@ def median(readings: Tensor) -> Tensor:
     return middle if depth % 2 else (ordered[depth // 2 - 1] + middle) * 0.5
 
 
-def _round_stochastically(x: Tensor, position: Tensor, key: int, dtype: torch.dtype) -> Tensor:
-    """`x` as bfloat16, up or down with the probabilities that make the mean right."""
-    noise = position * 0x2545F4914F6CDD1D + key
-    for shift, factor in ((32, 0x1F58476D1CE4E5B9), (29, 0x14D049BB133111EB)):
-        noise = (noise ^ ((noise >> shift) & (2 ** (64 - shift) - 1))) * factor
-    bits = x.contiguous().view(torch.int32) + ((noise >> 40) & 0xFFFF).int()
-    return (bits & -0x10000).view(torch.float32).to(dtype)
-
-
 def _check_tensor(name: str, value: object) -> None:
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a tensor, got {value!r}; use torch.tensor()")
@@ -463,3 +480,20 @@ def _check_tensor(name: str, value: object) -> None:
 def _parts(ids: Tensor) -> Iterator[slice]:
     for start in range(0, ids.numel(), _IDS_AT_ONCE):
         yield slice(start, start + _IDS_AT_ONCE)
+
+
+def _turns(buckets: Tensor) -> Iterator[Tensor]:
+    """Positions ``0..k-1`` of ``buckets[k]`` in groups without a repeated bucket.
+
+    Group ``r`` holds the position at which each bucket occurs for the ``r``-th time, so going
+    through the groups keeps the order of the positions within every bucket.
+    """
+    order = torch.argsort(buckets, stable=True)
+    positions = torch.arange(buckets.numel(), device=buckets.device)
+    ordered = buckets[order]
+    is_first = torch.ones_like(ordered, dtype=torch.bool)
+    is_first[1:] = ordered[1:] != ordered[:-1]
+    first = torch.where(is_first, positions, 0).cummax(0).values if buckets.numel() else positions
+    turns = positions - first
+    sizes = torch.bincount(turns).tolist()
+    yield from order[torch.argsort(turns, stable=True)].split(sizes)
