@@ -8,9 +8,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ._torch_private import entries
+
 # Elements a chunk holds at most: temporaries of a step stay in the cache, and their bytes stay
 # small beside one copy of the touched rows, which is what contract "two copies" needs.
 CHUNK_ELEMENTS = 1 << 17
+
+
+# Tensors whose numbers are in memory as their shape and strides say.
+PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
 
 
 class Chunk(NamedTuple):
@@ -84,10 +90,24 @@ def of_gradient(gradient: Tensor) -> Rows:
     if not gradient.is_sparse:
         values = gradient if gradient.dim() > 0 else gradient.reshape(1)
         return Rows(None, values)
-    ids, values = gradient._indices()[0], gradient._values()
+    ids, values = entries(gradient)
     if (ids[1:] > ids[:-1]).all():
         return Rows(ids, values)
     return Rows(*unique_sums(ids, values))
+
+
+def check_storage(name: str, tensor: Tensor) -> None:
+    """Raises where the memory behind a tensor has been freed, which reading it would not notice."""
+    if type(tensor) not in PLAIN_TENSORS or tensor.is_meta or not tensor.numel():
+        return
+    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    needed = (tensor.storage_offset() + last + 1) * tensor.itemsize
+    found = tensor.untyped_storage().nbytes()
+    if found < needed:
+        raise ValueError(
+            f"{name} must have its memory, {needed} bytes, but its storage has {found}; "
+            "do not free or shrink it before step()"
+        )
 
 
 def unique_sums(ids: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:

@@ -18,7 +18,7 @@ COUNTER_DTYPES = (torch.float32, torch.bfloat16)
 TABLE_DTYPES = COUNTER_DTYPES
 # The lazily applied scale stays within these bounds, so float32 counters neither under- nor
 # overflow. An estimate is no larger than its counters, so it does not overflow either.
-_SMALLEST_SCALE, _LARGEST_SCALE = 2.0**-24, 1.0
+SMALLEST_SCALE, LARGEST_SCALE = 2.0**-24, 1.0
 # Leaves room in float32 to divide by the smallest scale and to sum 2^23 values of this size.
 LARGEST_VALUE = 2.0**80
 # Ids that a public call handles at once, so adding a million rows needs no million-row temporary.
@@ -27,7 +27,7 @@ _IDS_AT_ONCE = 1 << 14
 
 def is_lazy(scale: float) -> bool:
     """Whether the scale is within the bounds in which the counters stay as they are."""
-    return _SMALLEST_SCALE <= abs(scale) <= _LARGEST_SCALE
+    return SMALLEST_SCALE <= abs(scale) <= LARGEST_SCALE
 
 
 class Location(NamedTuple):

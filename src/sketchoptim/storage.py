@@ -1,84 +1,148 @@
-"""Where a moment lives: the storage choices, what they combine to, and the presets.
+"""Where a moment lives: the storages, the memory that combines two of them, and the presets.
 
-Everything here is configuration: frozen, validated when built, and without tensors. `Memory` names
-a storage for the first and for the second moment; optimizers take one for each parameter group.
+Everything here is configuration: frozen, validated when built, and without tensors. A storage is
+one dataclass here and one file in `moments/`, which says what it keeps and how it moves.
 """
 
 import dataclasses
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
 from . import _hashing
-from ._sketch import TABLE_DTYPES
+from ._sketch import COUNTER_DTYPES
+from ._validation import (
+    check_choice,
+    check_flag,
+    check_int,
+    check_keys,
+    check_number,
+    check_positive,
+    check_positive_int,
+)
 
 Form = Literal["moments", "ratio"]
 Granularity = Literal["row", "element"]
 Decay = Literal["linear", "paper", "bucket"]
 
-_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in TABLE_DTYPES}
+_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in COUNTER_DTYPES}
+
+
+class Storage:
+    """Base of the storages: each is a frozen dataclass of options, known by its class name."""
+
+    collides: ClassVar[bool] = False
+    """Whether different rows share numbers."""
+
+    _kinds: ClassVar[dict[str, type["Storage"]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        Storage._kinds[cls.__name__] = cls
+
+    def describe(self, width: int | None = None) -> str:
+        """The storage in a few words; `width` is that of live counters, where there are any."""
+        raise NotImplementedError
+
+    def unsuitable_for_first(self) -> str | None:
+        """Why it cannot hold a first moment, which is signed and has a number for each column."""
+        return None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The storage in numbers, strings and lists, for checkpoints."""
+        assert dataclasses.is_dataclass(self)
+        options = dataclasses.asdict(self)
+        return {"kind": type(self).__name__, **{key: _plain(it) for key, it in options.items()}}
+
+    @staticmethod
+    def from_dict(where: str, plain: Any) -> "Storage":
+        """The storage that `to_dict` described; an error names `where` it was found."""
+        kind: Any = plain.get("kind") if isinstance(plain, dict) else plain
+        check_choice(f"{where}.kind", kind, tuple(Storage._kinds))
+        options = {key: value for key, value in plain.items() if key != "kind"}
+        _check_options(where, Storage._kinds[kind], options)
+        if "dtype" in options:
+            check_choice(f"{where}.dtype", options["dtype"], tuple(_DTYPES))
+            options["dtype"] = _DTYPES[options["dtype"]]
+        return Storage._kinds[kind](**options)
 
 
 @dataclass(frozen=True)
-class Exact:
+class Exact(Storage):
     """One number for each weight, ``[n, dim]``, in the parameter's dtype: as torch.optim."""
 
+    def describe(self, width: int | None = None) -> str:
+        return "exact"
+
 
 @dataclass(frozen=True)
-class RowWise:
+class RowWise(Storage):
     """One number for each row, ``[n]`` in float32: the mean over the row. Second moments only."""
 
+    def describe(self, width: int | None = None) -> str:
+        return "one a row"
+
+    def unsuitable_for_first(self) -> str | None:
+        return "it keeps one number for a row"
+
 
 @dataclass(frozen=True)
-class RankOne:
+class RankOne(Storage):
     """Row sums ``[n]`` times column sums ``[dim]``: the rank-one factors of least I-divergence.
 
     The factors are those of the whole table's decayed moment, as in Adafactor. Second moments only.
     """
 
+    def describe(self, width: int | None = None) -> str:
+        return "rank one"
+
+    def unsuitable_for_first(self) -> str | None:
+        return "its factors have no signs"
+
 
 @dataclass(frozen=True)
-class TopSingular:
-    """The best rank-one approximation in l2, found anew after every update.
+class TopSingular(Storage):
+    """The best rank-one approximation in l2, computed again after every update.
 
-    A baseline to compare with, not to train with: a step costs a ``dim x dim`` eigenproblem.
+    A baseline for comparisons, not for training: a step solves a ``dim x dim`` eigenproblem.
     """
+
+    def describe(self, width: int | None = None) -> str:
+        return "top singular"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sketched:
+class Sketched(Storage):
     """A sketch ``[depth, width, dim]`` (or ``[depth, width, 1]`` by row).
 
     Signed moments go to a `CountSketch`, second moments to a `CountMinSketch`.
 
     Args:
-        ratio: Table elements over the elements exact storage of the same granularity has. Defaults
+        ratio: Counters over the numbers that exact storage of the same granularity has. Defaults
             to 1/8 by row and 1/5 by element when no width is given.
         width: Buckets in a hash row, instead of a ratio.
         depth: Hash rows.
         granularity: "row" keeps the mean over a row, "element" a number for each column.
-        decay: "linear" decays the whole table at once, adds all rows, then queries them. "paper"
+        decay: "linear" decays all counters at once, adds all rows, then queries them. "paper"
             moves each row's estimate in turn, as Algorithms 2 to 4 are written. "bucket" decays
             each bucket that is hit by itself, as the paper's authors' code does.
         conservative: Raise a bucket only as far as the estimates in it need. Linear decay and
             second moments only.
-        clean_every: Multiply the table by `clean_by` after every so many steps.
+        clean_every: Multiply all counters by `clean_by` after this many steps, again and again.
         clean_by: A factor between 0 and 1.
         fold_at: Steps after which the width halves.
         fold_when: Instead of steps, a bound for the relative error: after every 1,000 steps the
-            width halves if the table at half its width would, by its own estimate, be wrong by
-            less (`sketchoptim.diagnostics.estimate_error`). The starting width is a multiple of 64.
+            width halves if the relative error at half the width, estimated from the counters,
+            stays below it (`sketchoptim.diagnostics.estimate_error`). The starting width is then a
+            multiple of 64.
         dtype: torch.float32, or torch.bfloat16 with stochastic rounding.
-        seed: Of the hash; under one seed two parameters never share their hash words.
+        seed: Of the hash; under one seed parameters of different names have different hash words.
 
-    A table shrinks but never grows. Halving adds two neighbours, and a sum does not tell what its
-    parts were: a wider table would have to hash anew rows that nobody kept. So start wide, as wide
-    as the first thousand steps can afford, and give `fold_when`. A run whose table turns out too
-    narrow goes on in a wider one through `to_torch` and `from_torch`: what the narrow one had wrong
-    is carried along as if it were true, and decays with the moment.
+    A sketch shrinks but never grows: halving adds two neighbours, whose sum does not tell them.
+    So start as wide as the first thousand steps can afford, and give `fold_when`. To go on in a
+    wider sketch, convert with `to_torch` and `from_torch`: the errors of the narrow one are carried
+    over and decay with the moment.
     """
 
     ratio: float | None = None
@@ -94,9 +158,26 @@ class Sketched:
     dtype: torch.dtype = torch.float32
     seed: int = 0
 
+    collides: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
-        _check_choice("granularity", self.granularity, ("row", "element"))
-        _check_choice("decay", self.decay, ("linear", "paper", "bucket"))
+        check_choice("granularity", self.granularity, ("row", "element"))
+        check_choice("decay", self.decay, ("linear", "paper", "bucket"))
+        check_positive_int("depth", self.depth)
+        check_flag("conservative", self.conservative)
+        if self.conservative and self.decay != "linear":
+            raise ValueError(
+                f'conservative needs decay="linear", got decay="{self.decay}": '
+                "the other forms lower buckets, which a conservative sketch never does"
+            )
+        if self.dtype not in COUNTER_DTYPES:
+            raise ValueError(f"dtype must be torch.float32 or torch.bfloat16, got {self.dtype}")
+        check_int("seed", self.seed)
+        self._check_cleaning()
+        self._check_folding()
+        self._check_size()
+
+    def _check_size(self) -> None:
         if self.ratio is not None and self.width is not None:
             raise ValueError(
                 f"give ratio or width, not both; got ratio={self.ratio}, width={self.width}"
@@ -104,81 +185,75 @@ class Sketched:
         if self.ratio is None and self.width is None:
             object.__setattr__(self, "ratio", 1 / 8 if self.granularity == "row" else 1 / 5)
         if self.ratio is not None:
-            _check_positive("ratio", self.ratio)
-        if self.width is not None:
-            _check_whole("width", self.width)
-            if self.width > _hashing.MAX_WIDTH:
-                raise ValueError(
-                    f"width must be <= 2**31, got {self.width}; use a larger depth instead"
-                )
-        _check_whole("depth", self.depth)
-        if not isinstance(self.conservative, bool):
-            raise TypeError(f"conservative must be True or False, got {self.conservative!r}")
-        if self.conservative and self.decay != "linear":
+            check_positive("ratio", self.ratio)
+        if self.width is None:
+            return
+        check_int("width", self.width, least=1, most=_hashing.MAX_WIDTH, remedy="use more depth")
+        if self.width % self.width_multiple:
+            times = "as its error allows" if self.fold_when else f"{len(self.fold_at)} times"
             raise ValueError(
-                f'conservative needs decay="linear", got decay="{self.decay}": '
-                "the other forms lower buckets, which a conservative sketch never does"
+                f"width must be a multiple of {self.width_multiple} to fold {times}, "
+                f"got {self.width}"
             )
+
+    def _check_cleaning(self) -> None:
         if (self.clean_every is None) != (self.clean_by is None):
             raise ValueError(
                 "give clean_every and clean_by together, "
                 f"got clean_every={self.clean_every}, clean_by={self.clean_by}"
             )
         if self.clean_every is not None:
-            _check_whole("clean_every", self.clean_every)
+            check_positive_int("clean_every", self.clean_every)
         if self.clean_by is not None:
-            _check_real("clean_by", self.clean_by)
-            if not 0 <= self.clean_by < 1:
-                raise ValueError(f"clean_by must be in [0, 1), got {self.clean_by}")
+            check_number("clean_by", self.clean_by, least=0.0, below=1.0)
+
+    def _check_folding(self) -> None:
         if not isinstance(self.fold_at, Iterable):
             raise TypeError(f"fold_at must be a tuple of steps, got {self.fold_at!r}")
         object.__setattr__(self, "fold_at", tuple(self.fold_at))
         for step in self.fold_at:
-            _check_whole("a step in fold_at", step)
+            check_positive_int("a step in fold_at", step)
         if len(set(self.fold_at)) != len(self.fold_at):
             raise ValueError(f"fold_at must not repeat a step, got {self.fold_at}")
         if self.fold_when is not None:
-            _check_positive("fold_when", self.fold_when)
+            check_positive("fold_when", self.fold_when)
             if self.fold_at:
                 raise ValueError(
                     "give fold_at or fold_when, not both; "
                     f"got fold_at={self.fold_at}, fold_when={self.fold_when}"
                 )
-        if self.width is not None and self.width % self.folds_into:
-            times = "as its error allows" if self.fold_when else f"{len(self.fold_at)} times"
-            raise ValueError(
-                f"width must be a multiple of {self.folds_into} to fold {times}, got {self.width}"
-            )
-        if self.dtype not in _DTYPES.values():
-            raise ValueError(f"dtype must be torch.float32 or torch.bfloat16, got {self.dtype}")
-        if not isinstance(self.seed, int):
-            raise TypeError(f"seed must be an int, got {self.seed!r}")
+
+    def describe(self, width: int | None = None) -> str:
+        width = self.width if width is None else width
+        size = f"{self.depth} x {width:,}" if width is not None else f"ratio {self.ratio:g}"
+        return f"by {self.granularity}, {size}"
+
+    def unsuitable_for_first(self) -> str | None:
+        if self.granularity == "row":
+            return 'it keeps one number for a row; use granularity="element"'
+        return "a conservative sketch has no signs" if self.conservative else None
 
     @property
-    def folds_into(self) -> int:
-        """What the starting width is a multiple of, so that it can fold as often as asked."""
+    def width_multiple(self) -> int:
+        """The starting width is a multiple of this, so that it can be halved often enough."""
         return 64 if self.fold_when is not None else int(2 ** len(self.fold_at))
 
     def widths(self, width: int) -> set[int]:
-        """The widths that a table may come to have, from a starting width on."""
+        """The widths that the counters may have over a run that starts with `width`."""
         folds = len(self.fold_at)
         if self.fold_when is not None:
             folds = (width & -width).bit_length() - 1  # until it is odd
         return {width >> fold for fold in range(folds + 1)}
 
-    def table_shape(self, rows: int, dim: int) -> tuple[int, int, int]:
-        """Depth, width and dim of the table that a parameter of ``[rows, dim]`` starts with."""
+    def counters_shape(self, rows: int, dim: int) -> tuple[int, int, int]:
+        """Depth, width and dim of the first counters of a parameter of ``[rows, dim]``."""
         if self.width is not None:
             width = self.width
         else:
             assert self.ratio is not None  # set in __post_init__
             width = int(self.ratio * rows / self.depth)
-            width = max(width - width % self.folds_into, self.folds_into)
+            width = max(width - width % self.width_multiple, self.width_multiple)
         return self.depth, width, dim if self.granularity == "element" else 1
-
-
-Storage = Exact | RowWise | Sketched | RankOne | TopSingular
-_STORAGES = {kind.__name__: kind for kind in (Exact, RowWise, Sketched, RankOne, TopSingular)}
 
 
 @dataclass(frozen=True)
@@ -187,11 +262,11 @@ class Memory:
 
     Args:
         first: The mean of gradients (Adam) or the momentum buffer (SGD); it has signs.
-        second: The mean or sum of squared gradients; without it there is nothing to divide by.
+        second: The mean or sum of squared gradients; without it a step divides by nothing.
         form: "moments" estimates both moments, then divides. "ratio" divides in each hash row,
             where the two share their bucket, and takes the median of the quotients.
-        clip: A bound for each element of a step, in units of the learning rate: what keeps a
-            sketched first moment over a small second one from moving a weight far.
+        clip: A bound for each element of a step, in units of the learning rate. It keeps a sketched
+            first moment over a small second one from moving a weight far.
     """
 
     first: Storage | None = None
@@ -202,42 +277,29 @@ class Memory:
     def __post_init__(self) -> None:
         for name in ("first", "second"):
             storage = getattr(self, name)
-            if storage is not None and type(storage) not in _STORAGES.values():
+            if storage is not None and not isinstance(storage, Storage):
                 raise TypeError(
-                    f"{name} must be one of {', '.join(_STORAGES)} or None, got {storage!r}"
+                    f"{name} must be one of {', '.join(Storage._kinds)} or None, got {storage!r}"
                 )
-        self._check_first()
-        _check_choice("form", self.form, ("moments", "ratio"))
+        reason = None if self.first is None else self.first.unsuitable_for_first()
+        if reason is not None:
+            raise ValueError(
+                f"first must hold signed vectors, which {type(self.first).__name__} cannot: "
+                f'{reason}; use Exact(), Sketched(granularity="element") or None'
+            )
+        check_choice("form", self.form, ("moments", "ratio"))
         if self.form == "ratio":
             self._check_ratio()
         if self.clip is not None:
-            _check_positive("clip", self.clip)
-
-    def _check_first(self) -> None:
-        first = self.first
-        if isinstance(first, RowWise | RankOne):
-            raise ValueError(
-                f"first must hold signed vectors, which {type(first).__name__} cannot; "
-                'use Exact(), Sketched(granularity="element") or None'
-            )
-        if isinstance(first, Sketched) and first.granularity == "row":
-            raise ValueError(
-                "first must hold a vector for each row, which a sketch by row cannot; "
-                'use Sketched(granularity="element") or None'
-            )
-        if isinstance(first, Sketched) and first.conservative:
-            raise ValueError(
-                "first must hold signed vectors, which a conservative sketch cannot; "
-                "use conservative=False"
-            )
+            check_positive("clip", self.clip)
 
     def _check_ratio(self) -> None:
         if not (isinstance(self.first, Sketched) and isinstance(self.second, Sketched)):
             raise ValueError('form="ratio" needs first and second to be Sketched')
         if self.first.fold_when is not None:
             raise ValueError(
-                'form="ratio" needs both tables to have one width, which fold_when cannot promise; '
-                "use fold_at"
+                'form="ratio" needs both sketches to have one width, which fold_when cannot '
+                "promise; use fold_at"
             )
         if self.first != self.second or self.first.decay != "linear":
             raise ValueError(
@@ -246,19 +308,23 @@ class Memory:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """The same in dicts, numbers and strings, for checkpoints."""
+        """The memory in dicts, numbers and strings, for checkpoints."""
         return {
-            "first": _storage_to_dict(self.first),
-            "second": _storage_to_dict(self.second),
+            "first": None if self.first is None else self.first.to_dict(),
+            "second": None if self.second is None else self.second.to_dict(),
             "form": self.form,
             "clip": self.clip,
         }
 
     @classmethod
     def from_dict(cls, plain: dict[str, Any]) -> "Memory":
-        """The memory that `to_dict` described; what is left out is as in the constructor."""
-        _check_keys("memory", cls, plain)
-        storages = {name: _storage_from_dict(name, plain.get(name)) for name in ("first", "second")}
+        """The memory that `to_dict` described; a missing key has the constructor's default."""
+        _check_options("memory", cls, plain)
+        storages = {
+            name: Storage.from_dict(name, plain[name])
+            for name in ("first", "second")
+            if plain.get(name) is not None
+        }
         return cls(**{**plain, **storages})
 
     @classmethod
@@ -272,65 +338,26 @@ class Memory:
             raise ValueError(f"memory must be a Memory or one of {list(PRESETS)}, got {choice!r}")
         return PRESETS[choice]
 
-
-def _storage_to_dict(storage: Storage | None) -> dict[str, Any] | None:
-    if storage is None:
-        return None
-    plain = {"kind": type(storage).__name__, **dataclasses.asdict(storage)}
-    if isinstance(storage, Sketched):
-        plain["dtype"] = str(storage.dtype).removeprefix("torch.")
-        plain["fold_at"] = list(storage.fold_at)
-    return plain
+    def describe(self) -> str:
+        """The memory in a few words: "v by row, 3 x 1,386"."""
+        kept = [("m", self.first), ("v", self.second)]
+        words = [f"{name} {storage.describe()}" for name, storage in kept if storage is not None]
+        return ", ".join(words) or "nothing"
 
 
-def _storage_from_dict(name: str, plain: dict[str, Any] | None) -> Storage | None:
-    if plain is None:
-        return None
-    chosen: Any = plain.get("kind") if isinstance(plain, dict) else plain
-    _check_choice(f"{name}.kind", chosen, tuple(_STORAGES))
-    kind = _STORAGES[chosen]
-    options = {key: value for key, value in plain.items() if key != "kind"}
-    _check_keys(name, kind, options)
-    if "dtype" in options:
-        _check_choice("dtype", options["dtype"], tuple(_DTYPES))
-        options["dtype"] = _DTYPES[options["dtype"]]
-    storage: Storage = kind(**options)
-    return storage
+def _plain(value: object) -> object:
+    if isinstance(value, torch.dtype):
+        return str(value).removeprefix("torch.")
+    return list(value) if isinstance(value, tuple) else value
 
 
-def _check_keys(name: str, kind: type, plain: dict[str, Any]) -> None:
-    if not isinstance(plain, dict):
-        raise TypeError(f"{name} must be a dict as to_dict() gives it, got {plain!r}")
-    known = {field.name for field in dataclasses.fields(kind)}
-    unknown = sorted(plain.keys() - known)
-    if unknown:
-        raise ValueError(
-            f"{name} must have no keys but {sorted(known)}, got {unknown}; "
-            "use the version of sketchoptim that wrote them"
-        )
-
-
-def _check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(f"{name} must be one of {list(allowed)}, got {value!r}")
-
-
-def _check_real(name: str, value: object) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise TypeError(f"{name} must be a number, got {value!r}")
-
-
-def _check_positive(name: str, value: float) -> None:
-    _check_real(name, value)
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{name} must be finite and > 0, got {value}")
-
-
-def _check_whole(name: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{name} must be an int, got {value!r}")
-    if value < 1:
-        raise ValueError(f"{name} must be >= 1, got {value}")
+def _check_options(name: str, kind: type, plain: Any) -> None:
+    check_keys(
+        name,
+        plain,
+        optional=[field.name for field in dataclasses.fields(kind)],
+        remedy="use the version of sketchoptim that wrote it",
+    )
 
 
 _LEAN = Sketched(granularity="row", ratio=1 / 8, depth=3, decay="linear", conservative=True)

@@ -28,7 +28,7 @@ def by_level(level: str, threads: int, *arguments) -> TopClasses:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        with mock.patch.object(_native, "library", return_value=library(level)):
+        with mock.patch.object(module._native, "library", return_value=library(level)):
             return top_classes(*arguments)
     finally:
         torch.set_num_threads(before)
@@ -118,6 +118,6 @@ def test_more_members_than_the_kernel_takes_are_left_to_the_reference():
 @needs_native
 def test_without_a_library_the_reference_answers():
     tables, words = random_tables(3, 2, 20), _hashing.seeded(0, 0, 3)
-    with mock.patch.object(_native, "library", return_value=None):
+    with mock.patch.object(module._native, "library", return_value=None):
         found = top_classes(tables, words, 100, 5, "sum")
     assert_same(found, by_level(LEVELS[-1], 1, tables, words, 100, 5, "sum"))

@@ -1,93 +1,141 @@
-"""First and second moments behind one interface, whatever they are stored in."""
+"""First and second moments behind one interface, whatever they are stored in.
 
-import functools
+A storage (`storage.py`) has one file here with one `Moment` class. The class declares the tensors
+it keeps, its parts; everything else in the library reads that declaration.
+"""
+
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..storage import Exact, RankOne, RowWise, Sketched, Storage
-from ._exact import ExactMoment
-from ._moment import Average, Moment, Moments, Name, Parts, Table
-from ._rank_one import RankOneMoment
-from ._row_wise import RowWiseMoment
-from ._sketched import LinearMoment, SketchedMoment, sketched_moment
-from ._top_singular import TopSingularMoment
+from .. import _pages
+from ..storage import Storage
+from . import _exact, _rank_one, _row_wise, _sketched, _top_singular  # noqa: F401 (they register)
+from ._moment import (
+    ArrayView,
+    Average,
+    KernelView,
+    Moment,
+    Moments,
+    Move,
+    Name,
+    Part,
+    Parts,
+    SketchView,
+    Table,
+    drive_,
+)
+from ._sketched import load_limit
 
 __all__ = [
-    "HOST_PARTS",
+    "ArrayView",
     "Average",
-    "ExactMoment",
-    "LinearMoment",
+    "KernelView",
     "Moment",
     "Moments",
+    "Move",
     "Name",
+    "Part",
     "Parts",
-    "RankOneMoment",
-    "RowWiseMoment",
-    "SketchedMoment",
+    "SketchView",
     "Table",
     "create",
-    "misfit",
+    "declare",
+    "drive_",
+    "empty",
+    "load_limit",
     "open_moment",
+    "restored",
+    "state_damage",
+    "state_mismatch",
 ]
 
-# Tensors that are read as Python numbers stay on the CPU whatever the parameter's device.
-HOST_PARTS = frozenset({"scale", "rounds", "start", "items"})
+
+def declare(storage: Storage, name: Name, table: Table, fill: float = 0.0) -> tuple[Part, ...]:
+    """The parts of a moment in this storage whose every estimate starts as `fill`."""
+    return _class_of(storage).declare(storage, name, table, fill)
 
 
-def create(storage: Storage, table: Table, *, fill: float = 0.0) -> Parts:
-    """The tensors of a fresh moment whose every estimate is `fill`, by the name of their part."""
-    match storage:
-        case Exact():
-            return ExactMoment.create(table, fill)
-        case RowWise():
-            return RowWiseMoment.create(table, fill)
-        case Sketched():
-            return SketchedMoment.create(storage, table, fill)
-        case RankOne():
-            return RankOneMoment.create(table, fill)
-        case _:
-            return TopSingularMoment.create(table, fill)
+def create(storage: Storage, name: Name, table: Table, fill: float = 0.0) -> Parts:
+    """The tensors of a fresh moment, by the name of their part."""
+    parts = declare(storage, name, table, fill)
+    return {part.name: _fresh(part, table) for part in parts}
 
 
-def misfit(storage: Storage, shape: torch.Size, tensors: dict[str, Any]) -> str | None:
-    """What keeps these tensors from being a stored moment of a parameter of that shape, or None.
-
-    The dtype of an exact moment is not looked at: it is the parameter's, once it is loaded.
-    """
-    expected = _on_meta(storage, shape, has_start="start" in tensors)
-    found = {part for part, tensor in tensors.items() if isinstance(tensor, Tensor)}
-    if found != expected.keys():
-        return f"it has {sorted(found) or 'nothing'}, not {list(expected)}"
-    for part, like in expected.items():
-        tensor, shapes = tensors[part], [like.shape]
-        if isinstance(storage, Sketched) and part == "table":
-            depth, width, dim = like.shape
-            shapes = [torch.Size((depth, folded, dim)) for folded in storage.widths(width)]
-        if tensor.shape not in shapes:
-            return f"its {part} has shape {list(tensor.shape)}, not {list(like.shape)}"
-        if part != "values" and tensor.dtype != like.dtype:
-            return f"its {part} is {tensor.dtype}, not {like.dtype}"
-    return None
+def empty(part: Part, shape: torch.Size, table: Table) -> Tensor:
+    """Uninitialised memory for a part of the given shape, on the device where it belongs."""
+    device = torch.device("cpu") if part.is_on_host else table.device
+    # Buckets are met in no order, which is what huge pages are for.
+    allocate = _pages.empty if part.by == "bucket" else torch.empty
+    return allocate(shape, dtype=part.dtype or table.dtype, device=device)
 
 
-@functools.lru_cache(maxsize=1024)
-def _on_meta(storage: Storage, shape: torch.Size, *, has_start: bool) -> dict[str, Tensor]:
-    table = Table(shape, torch.float32, torch.device("meta"), 0)
-    return create(storage, table, fill=float(has_start))
+def _fresh(part: Part, table: Table) -> Tensor:
+    tensor = empty(part, torch.Size(part.shape), table)
+    if tensor.is_meta:
+        return tensor
+    if isinstance(part.initial, Tensor):
+        return tensor.copy_(part.initial)
+    return tensor.fill_(part.initial)
 
 
 def open_moment(storage: Storage, name: Name, tensors: Parts) -> Moment:
     """The moment over tensors that `create` made."""
-    match storage:
-        case Exact():
-            return ExactMoment(tensors)
-        case RowWise():
-            return RowWiseMoment(tensors)
-        case Sketched():
-            return sketched_moment(storage, name, tensors)
-        case RankOne():
-            return RankOneMoment(tensors)
-        case _:
-            return TopSingularMoment(name, tensors)
+    return _class_of(storage)(storage, name, tensors)
+
+
+def state_mismatch(
+    storage: Storage, name: Name, table: Table, tensors: dict[str, Any], *, is_live: bool = True
+) -> str | None:
+    """Why these tensors are not a moment of that parameter in this storage, or None.
+
+    Parts in the parameter's dtype may have another one where they are not live: they are cast when
+    they are loaded.
+    """
+    parts = _matching_parts(storage, name, table, tensors)
+    if parts is None:
+        expected = [part.name for part in declare(storage, name, table)]
+        return f"it has {sorted(tensors) or 'nothing'}, not {expected}"
+    for part in parts:
+        tensor = tensors[part.name]
+        if not isinstance(tensor, Tensor):
+            return f"its {part.name} is a {type(tensor).__name__}, not a tensor"
+        mismatch = part.mismatch(tensor, table.dtype if is_live else None)
+        if mismatch is not None:
+            return mismatch
+    return None
+
+
+def state_damage(storage: Storage, name: Name, table: Table, tensors: dict[str, Any]) -> str | None:
+    """Why values in these tensors, which match otherwise, cannot be a moment's, or None."""
+    for part in _matching_parts(storage, name, table, tensors) or ():
+        damage = part.damage(tensors[part.name])
+        if damage is not None:
+            return damage
+    return None
+
+
+def restored(storage: Storage, name: Name, table: Table, saved: Parts) -> Parts:
+    """Copies of saved tensors that match, each in the dtype and on the device where it belongs."""
+    parts = _matching_parts(storage, name, table, saved)
+    assert parts is not None  # state_mismatch() has looked
+    # Contiguous, whatever strides were saved: kernels read memory, not strides.
+    return {
+        part.name: empty(part, saved[part.name].shape, table).copy_(saved[part.name].detach())
+        for part in parts
+    }
+
+
+def _matching_parts(
+    storage: Storage, name: Name, table: Table, tensors: dict[str, Any]
+) -> tuple[Part, ...] | None:
+    for fill in (0.0, 1.0):  # a moment that did not start from zero may have a part more
+        parts = declare(storage, name, table, fill)
+        if {part.name for part in parts} == tensors.keys():
+            return parts
+    return None
+
+
+def _class_of(storage: Storage) -> type[Moment]:
+    return Moment._by_storage[type(storage)].form_of(storage)

@@ -1,34 +1,44 @@
 """One number for each weight, as torch.optim keeps it."""
 
-import torch
 from torch import Tensor
 
 from .._rows import Rows
-from ._moment import Moment, Parts, Table
+from ..storage import Exact
+from ._moment import ArrayView, Moment, Name, Part, Table
 
 
-class ExactMoment(Moment):
+class ExactMoment(Moment, storage=Exact):
     """Rows of a tensor of the parameter's shape and dtype; only touched rows move."""
 
-    @staticmethod
-    def create(table: Table, fill: float) -> Parts:
-        values = torch.full(table.shape, fill, dtype=table.dtype, device=table.device)
-        return {"values": values}
+    is_exact = True
+
+    @classmethod
+    def declare(cls, storage: Exact, name: Name, table: Table, fill: float) -> tuple[Part, ...]:
+        least = 0.0 if name == "second" else -float("inf")
+        shape = tuple(table.shape)
+        return (Part("values", shape, dtype=None, by="row", initial=fill, least=least),)
+
+    @property
+    def values(self) -> Tensor:
+        return self.tensors["values"]
+
+    def kernel_view(self) -> ArrayView:
+        return ArrayView(self.values, is_by_row=False)
 
     def update_(self, ids: Tensor, values: Tensor) -> Tensor:
-        stored = self.tensors["values"]
+        stored = self.values
         old = stored.index_select(0, ids).view_as(values).to(values.dtype)
         new = self.average.moved(old, values)
         stored.index_copy_(0, ids, new.to(stored.dtype).view(-1, *stored.shape[1:]))
         return new
 
     def load_(self, rows: Rows, *, start: float) -> None:
-        stored = self.tensors["values"]
+        stored = self.values
         if rows.ids is None:
             stored.copy_(rows.values.view_as(stored))
         else:
             stored.index_copy_(0, rows.ids, rows.values.to(stored.dtype))
 
     def estimate(self, ids: Tensor) -> Tensor:
-        stored = self.tensors["values"]
+        stored = self.values
         return stored.index_select(0, ids).reshape(ids.numel(), stored.shape[1:].numel())

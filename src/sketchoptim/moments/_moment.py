@@ -1,18 +1,23 @@
-"""What a moment is to an optimizer: a thing that takes rows and gives back their estimates."""
+"""What a moment is: declared parts, and a thing that takes rows and gives back their estimates."""
 
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .._rows import Rows
+from .._rows import Chunk, Rows
+from .._sketch import Sketch
+from ..storage import Granularity, Storage
 
 Name = Literal["first", "second"]
 # The tensors of a moment, by the name of their part.
 Parts = dict[str, Tensor]
+SketchForm = Literal["linear", "paper", "bucket", "conservative"]
 
-# torch shares a sum out between threads from 2^15 elements on, and its bits then depend on them.
+# torch divides a sum among threads from 2^15 elements on, and its bits then depend on them.
 SUMMED_AT_ONCE = 1 << 14
 
 
@@ -42,8 +47,8 @@ class Table:
     shape: torch.Size
     dtype: torch.dtype
     device: torch.device
-    number: int
-    """The parameter's place in its optimizer, from which its hash is seeded."""
+    key: int | str = 0
+    """The parameter's name, else its number in its optimizer: the hash is seeded from it."""
 
     @property
     def rows(self) -> int:
@@ -54,23 +59,129 @@ class Table:
         return self.shape[1:].numel()
 
 
+@dataclass(frozen=True)
+class Part:
+    """One tensor of a moment, declared: checkpoints, reports, plans and kernels read this."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype | None = torch.float32
+    """None: the parameter's."""
+    by: Literal["row", "bucket", "whole"] = "whole"
+    """How a row finds its numbers: at its own index, at its buckets, or all rows share them."""
+    combine: Literal["same", "max", "sum", "refused"] = "same"
+    """How replicas that saw different rows become one; "same" where they cannot differ."""
+    is_on_host: bool = False
+    """On the CPU whatever the parameter's device: it is read as a Python number."""
+    initial: float | Tensor = 0.0
+    least: float = -math.inf
+    most: float = math.inf
+    """Values outside [least, most], and NaN, are damage."""
+    other_shapes: tuple[tuple[int, ...], ...] = ()
+    """Shapes that it may take on during a run."""
+
+    @property
+    def sharding(self) -> Literal["rows", "replicated"]:
+        """How it is laid out where the parameter's rows are sharded over processes."""
+        return "rows" if self.by == "row" else "replicated"
+
+    @property
+    def is_bookkeeping(self) -> bool:
+        """Whether it holds hash words or a host number instead of the moment's own numbers."""
+        return self.is_on_host or self.dtype == torch.int64
+
+    def nbytes(self, parameter_dtype: torch.dtype) -> int:
+        return math.prod(self.shape) * (self.dtype or parameter_dtype).itemsize
+
+    def mismatch(self, tensor: Tensor, parameter_dtype: torch.dtype | None) -> str | None:
+        """Why a tensor cannot be this part, or None; without a dtype, any float will do."""
+        if tuple(tensor.shape) not in (self.shape, *self.other_shapes):
+            return f"its {self.name} has shape {list(tensor.shape)}, not {list(self.shape)}"
+        dtype = self.dtype or parameter_dtype
+        if dtype is None and not tensor.is_floating_point():
+            return f"its {self.name} is {tensor.dtype}, not floating point"
+        if dtype is not None and tensor.dtype != dtype:
+            return f"its {self.name} is {tensor.dtype}, not {dtype}"
+        return None
+
+    def damage(self, tensor: Tensor) -> str | None:
+        """Why values that a tensor holds cannot be this part's, or None."""
+        if not tensor.numel() or tensor.is_meta:
+            return None
+        low, high = (extreme.item() for extreme in torch.aminmax(tensor.detach()))
+        if math.isfinite(low) and math.isfinite(high) and self.least <= low <= high <= self.most:
+            return None
+        limits = f" in [{self.least:g}, {self.most:g}]" if math.isfinite(self.least) else ""
+        return f"its {self.name} must be finite{limits}, but ranges from {low:g} to {high:g}"
+
+
+class ArrayView(NamedTuple):
+    """For kernels: one number for each weight, or one for each row, at the row's own index."""
+
+    values: Tensor
+    is_by_row: bool
+
+
+class SketchView(NamedTuple):
+    """For kernels: counters, their hash words and their scale, and how they move."""
+
+    sketch: Sketch
+    form: SketchForm
+    is_by_row: bool
+
+
+KernelView = ArrayView | SketchView
+
+
 class Moment:
     """One moment of one parameter, over tensors that live in the optimizer's state.
 
-    A step calls `begin_`, then `gather_` with all rows if `gathers`, then `update_` with all rows,
-    then `end_`. Rows come in chunks of unique ids, ascending over the whole step.
+    Rows go through it by `drive_`: `begin_`, then `gather_` with all rows if `gathers`, then
+    `update_` with all rows, then `end_`. Rows come in chunks of unique ids, ascending over the
+    whole step.
     """
 
-    gathers = False
+    is_exact: ClassVar[bool] = False
+    """Whether it keeps what torch.optim keeps."""
+    gathers: ClassVar[bool] = False
     """Whether a row's estimate depends on rows that come after it."""
+    decays_whole: ClassVar[bool] = False
+    """Whether rows decay in every step, and not only in the steps that touch them."""
+    granularity: Granularity = "element"
+    """Whether an estimate is one number for a row, or one for each element."""
+    sketch: Sketch | None = None
+    """The sketch it is kept in, if any."""
 
+    _by_storage: ClassVar[dict[type[Storage], type["Moment"]]] = {}
     average: Average
 
-    def __init__(self, tensors: Parts) -> None:
-        self.tensors = tensors
+    def __init_subclass__(cls, *, storage: type[Storage] | None = None) -> None:
+        if storage is not None:
+            Moment._by_storage[storage] = cls
+
+    @classmethod
+    def form_of(cls, storage: Any) -> type["Moment"]:
+        """The class for the options of a storage, where there are several."""
+        return cls
+
+    @classmethod
+    def declare(cls, storage: Any, name: Name, table: Table, fill: float) -> tuple[Part, ...]:
+        """The parts of a fresh moment whose every estimate is `fill`."""
+        raise NotImplementedError
+
+    def __init__(self, storage: Storage, name: Name, tensors: Parts) -> None:
+        self.storage, self.name, self.tensors = storage, name, tensors
+
+    def describe(self) -> str:
+        """What it is kept in, in a few words."""
+        return self.storage.describe(None if self.sketch is None else self.sketch.width)
+
+    def kernel_view(self) -> KernelView | None:
+        """What fused kernels read and write; None where none of them knows this storage."""
+        return None
 
     def begin_(self, average: Average, touched: int) -> None:
-        """Starts a step that will touch so many rows; decays what decays as a whole."""
+        """Starts a step that will touch `touched` rows; decays what decays as a whole."""
         self.average = average
 
     def gather_(self, ids: Tensor, values: Tensor) -> None:
@@ -78,6 +189,10 @@ class Moment:
 
     def update_(self, ids: Tensor, values: Tensor) -> Tensor:
         """The estimates after the step, ``[k, dim]`` or ``[k, 1]`` when one stands for a row."""
+        raise NotImplementedError
+
+    def readings(self, ids: Tensor) -> Tensor:
+        """What each hash row says, ``[depth, k, dim]``, for the ratio form, after gathering."""
         raise NotImplementedError
 
     def estimate(self, ids: Tensor) -> Tensor:
@@ -88,18 +203,21 @@ class Moment:
         """Finishes the step, after all rows."""
 
     def load_(self, rows: Rows, *, start: float) -> None:
-        """Takes in a whole exact moment, while still as `create` left it, filled with `start`."""
-        self.begin_(Average(1.0, 1.0), len(rows))
-        if self.gathers:
-            for chunk in rows.chunks():
-                self.gather_(chunk.ids, chunk.gradient - start)
-        for chunk in rows.chunks():
-            self.update_(chunk.ids, chunk.gradient - start)
-        self.end_()
+        """Takes in a whole exact moment, while still as it was created, filled with `start`."""
+        drive_([Move(self, Average(1.0, 1.0), lambda values: values - start)], rows)
+
+    @property
+    def has_maintenance(self) -> bool:
+        """Whether `maintain_` may ever do something."""
+        return False
 
     def maintain_(self, step: int) -> bool:
-        """Does what is due after step number `step`; returns whether a tensor has been replaced."""
+        """Does what is due after step number `step`; returns whether a tensor was replaced."""
         return False
+
+    def overload(self, touched: int, decay: float) -> str | None:
+        """Why a step that touches so many rows is too much for it, or None."""
+        return None
 
 
 class Moments(NamedTuple):
@@ -107,6 +225,52 @@ class Moments(NamedTuple):
 
     first: Moment | None
     second: Moment | None
+
+
+class Move(NamedTuple):
+    """How rows enter one moment: the average, and what of a gradient is averaged."""
+
+    moment: Moment
+    average: Average
+    values: Callable[[Tensor], Tensor]
+
+
+def drive_(
+    moves: Sequence[Move],
+    rows: Rows,
+    *,
+    gradients: Callable[[], Iterator[Chunk]] | None = None,
+    visit: Callable[[Chunk, list[Tensor]], None] | None = None,
+    as_readings: bool = False,
+) -> None:
+    """Sends rows through moments: the one place that begins, gathers, updates and ends.
+
+    Args:
+        moves: The moments; their rows go through together.
+        rows: What a step touches.
+        gradients: The chunks to take instead of those of `rows`, called once for each pass.
+        visit: Called with each chunk and the estimates of its rows, one for each moment.
+        as_readings: Estimates are `readings`, which the caller combines itself.
+    """
+    chunks = rows.chunks if gradients is None else gradients
+    for move in moves:
+        move.moment.begin_(move.average, len(rows))
+    gathering = [move for move in moves if move.moment.gathers]
+    if gathering:
+        for chunk in chunks():
+            for move in gathering:
+                move.moment.gather_(chunk.ids, move.values(chunk.gradient))
+    for chunk in chunks():
+        estimates = [
+            move.moment.readings(chunk.ids)
+            if as_readings
+            else move.moment.update_(chunk.ids, move.values(chunk.gradient))
+            for move in moves
+        ]
+        if visit is not None:
+            visit(chunk, estimates)
+    for move in moves:
+        move.moment.end_()
 
 
 def row_sums(values: Tensor) -> Tensor:

@@ -1,48 +1,56 @@
 """Row sums times column sums: the non-negative factors of rank one."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from .. import _hashing, _pages
-from .._sketch import CountMinSketch
-from ._moment import Average, Moment, Parts, Table, row_sums
+from .._sketch import SMALLEST_SCALE
+from ..storage import RankOne
+from ._moment import Average, Moment, Name, Part, Table, row_sums
 
 
-class RankOneMoment(Moment):
+class RankOneMoment(Moment, storage=RankOne):
     """``rows_i * columns_j / sum(columns)`` of the whole table's decayed moment.
 
-    Both factors are sums of the moment itself, so decaying the table decays them, whole: the row
-    sums through the lazy scale of a sketch that has a bucket of its own for each row.
+    Both factors are sums of the moment itself, so decaying the table decays them. A row sum is
+    ``rows_i * scale``: the n rows decay by one multiplication.
     """
 
     gathers = True
+    decays_whole = True
 
-    @staticmethod
-    def create(table: Table, fill: float) -> Parts:
-        wide: Any = {"dtype": torch.float32, "device": table.device}
-        return {
-            "table": _pages.empty((1, table.rows, 1), **wide).fill_(fill * table.dim),
-            "scale": torch.ones((), dtype=torch.float32, device="cpu"),
-            "words": _hashing.injective(table.rows, 1).to(table.device),
-            "columns": torch.full((table.dim,), fill * table.rows, **wide),
-        }
+    @classmethod
+    def declare(cls, storage: RankOne, name: Name, table: Table, fill: float) -> tuple[Part, ...]:
+        return (
+            Part("rows", (table.rows,), by="row", initial=fill * table.dim, least=0.0),
+            Part("scale", (), is_on_host=True, initial=1.0, least=SMALLEST_SCALE, most=1.0),
+            Part(
+                "columns", (table.dim,), combine="sum", initial=fill * table.rows, least=0.0
+            ),
+        )  # fmt: skip
 
-    def __init__(self, tensors: Parts) -> None:
-        super().__init__(tensors)
-        self.columns = tensors["columns"]
-        self.rows = CountMinSketch.over(
-            table=tensors["table"], scale=tensors["scale"], words=tensors["words"], rounds=None
-        )
+    @property
+    def rows(self) -> Tensor:
+        return self.tensors["rows"]
+
+    @property
+    def scale(self) -> Tensor:
+        return self.tensors["scale"]
+
+    @property
+    def columns(self) -> Tensor:
+        return self.tensors["columns"]
 
     def begin_(self, average: Average, touched: int) -> None:
         super().begin_(average, touched)
-        self.rows.scale_(average.decay)
         self.columns.mul_(average.decay)
+        self.scale.mul_(average.decay)
+        if self.scale < SMALLEST_SCALE:  # rows over it would overflow
+            self.rows.mul_(self.scale.item())
+            self.scale.fill_(1.0)
 
     def gather_(self, ids: Tensor, values: Tensor) -> None:
-        self.rows.accumulate_(ids, row_sums(values) * self.average.weight)
+        added = row_sums(values).squeeze(1) * (self.average.weight / self.scale.item())
+        self.rows.index_add_(0, ids, added.to(self.rows.dtype))
         self.columns.add_(values.sum(0), alpha=self.average.weight)
 
     def update_(self, ids: Tensor, values: Tensor) -> Tensor:
@@ -51,4 +59,5 @@ class RankOneMoment(Moment):
     def estimate(self, ids: Tensor) -> Tensor:
         # A table without any mass has estimates of zero, not of 0 / 0.
         total = row_sums(self.columns.unsqueeze(0)).clamp_min(torch.finfo(self.columns.dtype).tiny)
-        return self.rows.estimate(ids) * (self.columns / total)
+        rows = self.rows.index_select(0, ids).unsqueeze(1) * self.scale.item()
+        return rows * (self.columns / total)

@@ -1,25 +1,32 @@
 """One number for each row: the moment's mean over the row."""
 
-import torch
 from torch import Tensor
 
-from ._moment import Moment, Parts, Table, row_sums
+from ..storage import RowWise
+from ._moment import ArrayView, Moment, Name, Part, Table, row_sums
 
 
-class RowWiseMoment(Moment):
+class RowWiseMoment(Moment, storage=RowWise):
     """A float32 vector with an entry for each row; only touched rows move."""
 
-    @staticmethod
-    def create(table: Table, fill: float) -> Parts:
-        rows = torch.full((table.rows,), fill, dtype=torch.float32, device=table.device)
-        return {"rows": rows}
+    granularity = "row"
+
+    @classmethod
+    def declare(cls, storage: RowWise, name: Name, table: Table, fill: float) -> tuple[Part, ...]:
+        return (Part("rows", (table.rows,), by="row", initial=fill, least=0.0),)
+
+    @property
+    def rows(self) -> Tensor:
+        return self.tensors["rows"]
+
+    def kernel_view(self) -> ArrayView:
+        return ArrayView(self.rows, is_by_row=True)
 
     def update_(self, ids: Tensor, values: Tensor) -> Tensor:
-        stored = self.tensors["rows"]
         mean = row_sums(values).squeeze(1) / values.shape[1]
-        new = self.average.moved(stored.index_select(0, ids).to(mean.dtype), mean)
-        stored.index_copy_(0, ids, new.to(stored.dtype))
+        new = self.average.moved(self.rows.index_select(0, ids).to(mean.dtype), mean)
+        self.rows.index_copy_(0, ids, new.to(self.rows.dtype))
         return new.unsqueeze(1)
 
     def estimate(self, ids: Tensor) -> Tensor:
-        return self.tensors["rows"].index_select(0, ids).unsqueeze(1)
+        return self.rows.index_select(0, ids).unsqueeze(1)

@@ -116,14 +116,16 @@ def _phantoms(rows: int, sketch: Sketch) -> Tensor:
     first = min(rows, _hashing.MAX_ID - _PHANTOMS)
     size, generator = (_PHANTOMS,), torch.Generator().manual_seed(0)
     ids = torch.randint(first, _hashing.MAX_ID + 1, size, generator=generator, device="cpu")
-    return ids.to(sketch.table.device)
+    return ids.to(sketch.counters.device)
 
 
 def _squared_norm(sketch: Sketch) -> float:
     """The squared length of what was written, the median over the hash rows."""
     found: list[float] = []
     for hash_row in range(sketch.depth):
-        sums, squares = torch.zeros(2, sketch.dim, dtype=torch.float64, device=sketch.table.device)
+        sums, squares = torch.zeros(
+            2, sketch.dim, dtype=torch.float64, device=sketch.counters.device
+        )
         for cells in _cells(sketch, hash_row):
             written = cells - sketch.start
             sums += written.sum(0)
@@ -137,5 +139,5 @@ def _squared_norm(sketch: Sketch) -> float:
 def _cells(sketch: Sketch, hash_row: int) -> Iterator[Tensor]:
     """The readings of a hash row's buckets, float64 ``[some, dim]``, a few at a time."""
     scale = sketch.scale.item()
-    for part in sketch.table[hash_row].split(max(1, SUMMED_AT_ONCE // sketch.dim)):
+    for part in sketch.counters[hash_row].split(max(1, SUMMED_AT_ONCE // sketch.dim)):
         yield (part.float() * scale).double()

@@ -1,57 +1,108 @@
-"""A moment in a sketch, in the three ways it can decay."""
+"""A moment in a sketch, in the four ways it can move."""
 
+import math
 from collections.abc import Iterator
+from typing import Literal, assert_never
 
 import torch
 from torch import Tensor
 
 from .. import _hashing, _pages
 from .._rows import Rows
-from .._sketch import CountMinSketch, CountSketch, Location, Sketch
+from .._sketch import SMALLEST_SCALE, CountMinSketch, CountSketch, Location, Sketch
 from ..storage import Sketched
-from ._moment import Average, Moment, Name, Parts, Table, row_sums
+from ._moment import Average, Moment, Name, Part, Parts, SketchForm, SketchView, Table, row_sums
 from ._sketch_error import estimate_error
 
-# Between two looks at whether a table may fold: what a moment decayed by .999 remembers.
+# Between two looks at whether the counters may fold: what a moment decayed by .999 remembers.
 _FOLD_CHECK_STEPS = 1000
 
 
-class SketchedMoment(Moment):
+class SketchedMoment(Moment, storage=Sketched):
     """What the forms share: first moments in a count-sketch, second ones in a count-min."""
 
+    form: SketchForm
+    storage: Sketched
+    sketch: Sketch
+
+    @classmethod
+    def form_of(cls, storage: Sketched) -> type[Moment]:
+        if storage.conservative:
+            return ConservativeMoment
+        match storage.decay:
+            case "linear":
+                return LinearMoment
+            case "paper":
+                return PaperMoment
+            case "bucket":
+                return BucketMoment
+            case _:
+                assert_never(storage.decay)
+
+    @classmethod
+    def declare(cls, storage: Sketched, name: Name, table: Table, fill: float) -> tuple[Part, ...]:
+        depth, width, dim = storage.counters_shape(table.rows, table.dim)
+        words = _hashing.seeded(storage.seed, table.key, depth)
+        parts = [
+            Part(
+                "counters",
+                (depth, width, dim),
+                storage.dtype,
+                by="bucket",
+                combine=cls._combination(storage),
+                initial=fill,
+                least=0.0 if name == "second" else -math.inf,
+                other_shapes=tuple((depth, other, dim) for other in storage.widths(width)),
+            ),
+            Part("scale", (), is_on_host=True, initial=1.0, least=SMALLEST_SCALE, most=1.0),
+            Part("words", tuple(words.shape), torch.int64, initial=words),
+        ]
+        if storage.dtype != torch.float32:  # how often it was written, for stochastic rounding
+            parts.append(Part("writes", (), torch.int64, is_on_host=True, least=0))
+        if fill:  # every row has it once, however many share a bucket
+            start = torch.tensor(fill, dtype=storage.dtype, device="cpu").float()
+            parts.append(Part("start", (), is_on_host=True, initial=start, least=0.0))
+        if storage.fold_when is not None:
+            items = torch.tensor(table.rows, dtype=torch.int64, device="cpu")
+            parts.append(Part("items", (), torch.int64, is_on_host=True, initial=items, least=0))
+        return tuple(parts)
+
+    @classmethod
+    def _combination(cls, storage: Sketched) -> Literal["max", "sum", "refused"]:
+        """Replicas of a form that depends on the order of rows cannot become one."""
+        if storage.conservative:
+            return "max"
+        return "sum" if storage.decay == "linear" else "refused"
+
     def __init__(self, storage: Sketched, name: Name, tensors: Parts) -> None:
-        super().__init__(tensors)
-        self.storage = storage
-        self.sketch: Sketch = (
+        super().__init__(storage, name, tensors)
+        self.granularity = storage.granularity
+        self.sketch = (
             CountSketch.over(**_sketch_parts(tensors))
             if name == "first"
             else CountMinSketch.over(conservative=storage.conservative, **_sketch_parts(tensors))
         )
 
-    @staticmethod
-    def create(storage: Sketched, table: Table, fill: float) -> Parts:
-        shape = storage.table_shape(table.rows, table.dim)
-        words = _hashing.seeded(storage.seed, table.number, storage.depth)
-        state = {
-            "table": _pages.empty(shape, dtype=storage.dtype, device=table.device).fill_(fill),
-            "scale": torch.ones((), dtype=torch.float32, device="cpu"),
-            "words": words.to(table.device),
-        }
-        if storage.dtype != torch.float32:
-            state["rounds"] = torch.zeros((), dtype=torch.int64, device="cpu")
-        if fill:  # which is every row's own, however many share a bucket
-            state["start"] = torch.tensor(fill, dtype=storage.dtype, device="cpu").float()
-        if storage.fold_when is not None:
-            state["items"] = torch.tensor(table.rows, dtype=torch.int64, device="cpu")
-        return state
+    def kernel_view(self) -> SketchView:
+        return SketchView(self.sketch, self.form, self.granularity == "row")
+
+    def begin_(self, average: Average, touched: int) -> None:
+        super().begin_(average, touched)
+        self._key = self.sketch.next_key()
 
     def estimate(self, ids: Tensor) -> Tensor:
         return self.sketch.estimate(ids)
 
     def load_(self, rows: Rows, *, start: float) -> None:
-        # All forms add to a fresh table alike, and need not take their turn for that.
+        # All forms add to fresh counters alike, and need not take their turn for that.
+        key = self.sketch.next_key()
         for chunk in rows.chunks():
-            self.sketch.accumulate_(chunk.ids, self.reduced(chunk.gradient) - start)
+            self.sketch.accumulate_(chunk.ids, self.reduced(chunk.gradient) - start, key)
+
+    @property
+    def has_maintenance(self) -> bool:
+        storage = self.storage
+        return bool(storage.clean_every or storage.fold_at or storage.fold_when)
 
     def maintain_(self, step: int) -> bool:
         storage = self.storage
@@ -65,67 +116,84 @@ class SketchedMoment(Moment):
 
     def fold_(self) -> None:
         """Halves the width."""
-        folded = self.sketch.fold_().table
-        table = _pages.empty(folded.shape, dtype=folded.dtype, device=folded.device).copy_(folded)
-        self.tensors["table"] = self.sketch.table = table
+        folded = self.sketch.fold_().counters
+        own = _pages.empty(folded.shape, dtype=folded.dtype, device=folded.device).copy_(folded)
+        self.tensors["counters"] = self.sketch.counters = own
 
     def _may_fold(self) -> bool:
-        """Whether the table at half its width would keep to `fold_when`."""
+        """Whether the error at half the width would keep to `fold_when`."""
         if self.storage.fold_when is None or self.sketch.width % 2:
             return False
         copies = {part: tensor.clone() for part, tensor in self.tensors.items()}
-        name: Name = "first" if self.sketch.is_signed else "second"
-        trial = sketched_moment(self.storage, name, copies)
+        trial = type(self)(self.storage, self.name, copies)
         trial.fold_()
         rows = int(self.tensors["items"].item())
         return estimate_error(trial.sketch, rows).relative < self.storage.fold_when
 
+    def overload(self, touched: int, decay: float) -> str | None:
+        load, limit = touched / self.sketch.width, load_limit(decay)
+        if self.name == "second" or load <= limit:
+            return None
+        return (
+            f"{load:.0f} active rows a bucket a step in the first moment: above {limit:.0f} the "
+            "collisions of a sketched first moment exceed it, and training may diverge. Use a "
+            "larger ratio, or Memory(first=None)"
+        )
+
     def reduced(self, values: Tensor) -> Tensor:
         """The values in the sketch's granularity."""
-        if self.storage.granularity == "element":
+        if self.granularity == "element":
             return values
         return row_sums(values) / values.shape[1]
 
 
-class LinearMoment(SketchedMoment):
-    """The whole table decays, every row is added, then every row is queried: order-free."""
+def load_limit(decay: float) -> float:
+    """Active rows a bucket a step above which a sketched first moment is mostly collisions."""
+    return 2 / (1 - decay) if decay < 1 else math.inf
 
+
+class LinearMoment(SketchedMoment):
+    """All counters decay, every row is added, then every row is queried: order-free."""
+
+    form = "linear"
     gathers = True
+    decays_whole = True
 
     def begin_(self, average: Average, touched: int) -> None:
         super().begin_(average, touched)
         self.sketch.scale_(average.decay)
 
     def gather_(self, ids: Tensor, values: Tensor) -> None:
-        self.sketch.accumulate_(ids, self.reduced(values) * self.average.weight)
+        self.sketch.accumulate_(ids, self.reduced(values) * self.average.weight, self._key)
 
     def update_(self, ids: Tensor, values: Tensor) -> Tensor:
         return self.sketch.estimate(ids).to(values.dtype)
 
     def readings(self, ids: Tensor) -> Tensor:
-        """What each hash row says, ``[depth, k, dim]``, for the ratio form."""
         return self.sketch.read(self.sketch.locate(ids))
 
 
 class ConservativeMoment(SketchedMoment):
-    """The whole table decays; rows read it as it then is, and raise their buckets to their targets.
+    """All counters decay; rows read them as they then are, and raise them to their targets.
 
-    A row's estimate is its own target, what it read plus its own share, which never lies below
-    the truth. A bucket ends as the maximum of what it was and of the targets that fall into it,
-    so neither the order of rows nor the number of threads matters.
+    A row's estimate is its own target, what it read plus its own share, which is never below the
+    truth. A bucket ends as the maximum of its old value and of the targets that fall into it, so
+    neither the order of rows nor the number of threads matters.
     """
 
+    form = "conservative"
+    decays_whole = True
     sketch: CountMinSketch
 
     def begin_(self, average: Average, touched: int) -> None:
         super().begin_(average, touched)
         self.sketch.scale_(average.decay)
         # Raising waits until all rows have read: in a list of targets, or, when there are more of
-        # them than counters, in a copy of the table, so that nothing of the size of n is kept.
+        # them than counters, in a copy of the counters, so that nothing of size n is kept.
         self._targets: list[tuple[Tensor, Tensor]] = []
         self._raised: CountMinSketch | None = None
-        if touched * self.sketch.dim > self.sketch.table.numel():
-            parts = {**_sketch_parts(self.tensors), "table": self.sketch.table.clone()}
+        if touched * self.sketch.dim > self.sketch.counters.numel():
+            parts = {**_sketch_parts(self.tensors), "counters": self.sketch.counters.clone()}
             self._raised = CountMinSketch.over(conservative=True, **parts)
 
     def update_(self, ids: Tensor, values: Tensor) -> Tensor:
@@ -133,26 +201,27 @@ class ConservativeMoment(SketchedMoment):
         if self._raised is None:
             self._targets.append((ids, targets))
         else:
-            self._raised.raise_(ids, targets)
+            self._raised.raise_(ids, targets, self._key)
         return targets
 
     def load_(self, rows: Rows, *, start: float) -> None:
-        for chunk in rows.chunks():  # a fresh table reads `start` for all, so the truth is a target
-            self.sketch.raise_(chunk.ids, self.reduced(chunk.gradient))
+        key = self.sketch.next_key()
+        for chunk in rows.chunks():  # fresh counters read `start`, so the truth is the target
+            self.sketch.raise_(chunk.ids, self.reduced(chunk.gradient), key)
 
     def end_(self) -> None:
         if self._raised is not None:
-            self.sketch.table.copy_(self._raised.table)
+            self.sketch.counters.copy_(self._raised.counters)
         for ids, targets in self._targets:
-            self.sketch.raise_(ids, targets)
-        del self._targets, self._raised  # as large as the table, and of no use between steps
+            self.sketch.raise_(ids, targets, self._key)
+        del self._targets, self._raised  # as large as the counters, and of no use between steps
 
 
 class ItemMoment(SketchedMoment):
-    """Rows take their turn in ascending order: each reads, moves and writes before the next.
+    """Rows go one after another in ascending order: each reads, moves and writes before the next.
 
-    Rows without a common bucket do not see each other, so they go together, in waves: the same
-    bits as one at a time.
+    Rows without a common bucket do not see each other, so they go together, in waves, with the
+    same bits as one at a time.
     """
 
     def update_(self, ids: Tensor, values: Tensor) -> Tensor:
@@ -162,10 +231,12 @@ class ItemMoment(SketchedMoment):
         for wave in _waves(at.buckets):
             signs = None if at.signs is None else at.signs[:, wave]
             here = Location(at.buckets[:, wave], signs)
-            estimates[wave] = self._move_(here, self.sketch.read(here), values[wave])
+            readings, estimates[wave] = self._moved(self.sketch.read(here), values[wave])
+            self.sketch.write_(here, ids[wave], readings, self._key)
         return estimates
 
-    def _move_(self, at: Location, readings: Tensor, values: Tensor) -> Tensor:
+    def _moved(self, readings: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """The readings after the values, and the estimate that they amount to."""
         raise NotImplementedError
 
 
@@ -177,11 +248,12 @@ class PaperMoment(ItemMoment):
     (`tests/moments/test_sketched.py::test_the_second_query_of_the_paper_is_free`).
     """
 
-    def _move_(self, at: Location, readings: Tensor, values: Tensor) -> Tensor:
+    form = "paper"
+
+    def _moved(self, readings: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         estimate = self.sketch.combine(readings)
         delta = self.average.delta(estimate, values)
-        self.sketch.write_(at, readings + delta)
-        return estimate + delta
+        return readings + delta, estimate + delta
 
 
 class BucketMoment(ItemMoment):
@@ -190,22 +262,21 @@ class BucketMoment(ItemMoment):
     A light row lowers the buckets of a heavy one, so the minimum can lie below the truth.
     """
 
-    def _move_(self, at: Location, readings: Tensor, values: Tensor) -> Tensor:
+    form = "bucket"
+
+    def _moved(self, readings: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         moved = self.average.moved(readings, values)
-        self.sketch.write_(at, moved)
-        return self.sketch.combine(moved)
+        return moved, self.sketch.combine(moved)
 
-
-def sketched_moment(storage: Sketched, name: Name, tensors: Parts) -> SketchedMoment:
-    """The moment that the storage describes, over existing tensors."""
-    if storage.conservative:
-        return ConservativeMoment(storage, name, tensors)
-    forms = {"linear": LinearMoment, "paper": PaperMoment, "bucket": BucketMoment}
-    return forms[storage.decay](storage, name, tensors)
+    def load_(self, rows: Rows, *, start: float) -> None:
+        raise ValueError(
+            'decay="bucket" keeps averages of whole buckets, which cannot be made from moments; '
+            'use decay="paper" or "linear"'
+        )
 
 
 def _sketch_parts(tensors: Parts) -> dict[str, Tensor | None]:
-    return {part: tensors.get(part) for part in ("table", "scale", "words", "rounds", "start")}
+    return {part: tensors.get(part) for part in ("counters", "scale", "words", "writes", "start")}
 
 
 def _waves(buckets: Tensor) -> Iterator[Tensor]:

@@ -1,15 +1,14 @@
 """The best rank-one approximation in l2 after every update: a baseline."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from ._moment import Average, Moment, Name, Parts, Table
+from ..storage import TopSingular
+from ._moment import Average, Moment, Name, Part, Table
 
 
-class TopSingularMoment(Moment):
-    """``rows * columns^T`` with columns of unit length; only touched rows move before the fit.
+class TopSingularMoment(Moment, storage=TopSingular):
+    """``rows * columns^T`` with columns of unit norm; only touched rows move before the fit.
 
     The fit needs no ``[n, dim]`` matrix: untouched rows are multiples of the old columns, so the
     Gram matrix of all rows is that of the touched ones plus the rest's energy times
@@ -18,19 +17,23 @@ class TopSingularMoment(Moment):
 
     gathers = True
 
-    @staticmethod
-    def create(table: Table, fill: float) -> Parts:
-        length = max(1, table.dim) ** 0.5
-        wide: Any = {"dtype": torch.float32, "device": table.device}
-        return {
-            "rows": torch.full((table.rows,), fill * length, **wide),
-            "columns": torch.full((table.dim,), 1 / length, **wide),
-        }
+    @classmethod
+    def declare(
+        cls, storage: TopSingular, name: Name, table: Table, fill: float
+    ) -> tuple[Part, ...]:
+        norm = max(1, table.dim) ** 0.5
+        return (
+            Part("rows", (table.rows,), by="row", initial=fill * norm),
+            Part("columns", (table.dim,), initial=1 / norm, combine="refused"),
+        )
 
-    def __init__(self, name: Name, tensors: Parts) -> None:
-        super().__init__(tensors)
-        self.rows, self.columns = tensors["rows"], tensors["columns"]
-        self.is_signed = name == "first"
+    @property
+    def rows(self) -> Tensor:
+        return self.tensors["rows"]
+
+    @property
+    def columns(self) -> Tensor:
+        return self.tensors["columns"]
 
     def begin_(self, average: Average, touched: int) -> None:
         super().begin_(average, touched)
@@ -53,13 +56,14 @@ class TopSingularMoment(Moment):
             self._fitted = -top if top @ self.columns.double() < 0 else top
         rows = self._exact(ids, values)[1] @ self._fitted
         self._moved.append((ids, rows))
-        estimates = torch.outer(rows, self._fitted).to(values.dtype)
-        # A non-negative matrix has non-negative factors, but for rounding.
-        return estimates if self.is_signed else estimates.clamp_min_(0)
+        return self._clamped(torch.outer(rows, self._fitted).to(values.dtype))
 
     def estimate(self, ids: Tensor) -> Tensor:
-        estimates = torch.outer(self.rows.index_select(0, ids), self.columns)
-        return estimates if self.is_signed else estimates.clamp_min_(0)
+        return self._clamped(torch.outer(self.rows.index_select(0, ids), self.columns))
+
+    def _clamped(self, estimates: Tensor) -> Tensor:
+        """A non-negative matrix has non-negative factors, but for rounding."""
+        return estimates if self.name == "first" else estimates.clamp_min_(0)
 
     def end_(self) -> None:
         if self._fitted is not None:  # some row was touched

@@ -1,16 +1,17 @@
-"""One step of one parameter: what it does, and who does it."""
+"""Backends: each takes prepared steps of single parameters and runs them."""
 
-from ._dispatch import Step, Stepper, reference_only, stepper
-from ._library import rule_to_tensor
-from ._rule import Rule
-from .reference import LARGEST_GRADIENT
+from ._dispatch import Kernels, PreparedStep, find_kernels, reference_only
+from ._rule import AnyRule, FusedRule, Rule
+from .reference import LARGEST_GRADIENT, Reference
 
 __all__ = [
     "LARGEST_GRADIENT",
+    "AnyRule",
+    "FusedRule",
+    "Kernels",
+    "PreparedStep",
+    "Reference",
     "Rule",
-    "Step",
-    "Stepper",
+    "find_kernels",
     "reference_only",
-    "rule_to_tensor",
-    "stepper",
 ]

@@ -1,4 +1,4 @@
-"""Who steps a parameter: the native kernel where there is one, else the reference."""
+"""Which backend steps a parameter: fused kernels where there are some, else the reference."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,19 +7,19 @@ from typing import Protocol
 
 from torch import Tensor
 
-from .._warning import warn
 from ..moments import Moments
-from . import cpu
-from ._rule import Rule
-from .reference import ReferenceStepper
+from . import _native, cpu
+from ._rule import AnyRule
 
 
-class Step(Protocol):
-    """A step that has been looked at and can be done; until `run_`, nothing has changed."""
+class PreparedStep(Protocol):
+    """A step that has been checked; until `run_`, nothing has changed."""
 
-    touched: int
-    """How many rows it moves."""
+    @property
+    def touched(self) -> int:
+        """How many rows it moves."""
 
+    @property
     def is_finite(self) -> bool:
         """Whether every gradient that would reach the moments is finite, and its square is too."""
 
@@ -27,17 +27,17 @@ class Step(Protocol):
         """Moves the moments and the touched rows of the parameter."""
 
 
-class Stepper(Protocol):
-    """All that the steps of one parameter share, kept from step to step.
+class Kernels(Protocol):
+    """The fused kernels of one backend, bound to one parameter and its moments.
 
-    It holds for the tensors that it was made with, as long as they stay where they are in memory.
+    They hold for the tensors they were made with, as long as those stay where they are in memory.
     """
 
-    def takes(self, gradient: Tensor) -> bool:
-        """Whether it is the one to ask for a step along such a gradient."""
+    def prepare(self, gradient: Tensor, rule: AnyRule, *, is_checked: bool) -> PreparedStep | None:
+        """The next step, one at a time; None where there is no kernel for this gradient or rule."""
 
-    def prepare(self, gradient: Tensor, rule: Rule) -> Step:
-        """The next step, checked; one at a time."""
+    def unsupported_reason(self, gradient: Tensor, rule: AnyRule) -> str:
+        """Why `prepare` gave None, and the remedy."""
 
 
 _is_reference_only = ContextVar("is_reference_only", default=False)
@@ -45,7 +45,7 @@ _is_reference_only = ContextVar("is_reference_only", default=False)
 
 @contextmanager
 def reference_only() -> Iterator[None]:
-    """Steppers made within are the reference, as where no library was built."""
+    """Parameters bound within are stepped by the reference, as where no kernels were built."""
     token = _is_reference_only.set(True)
     try:
         yield
@@ -53,20 +53,16 @@ def reference_only() -> Iterator[None]:
         _is_reference_only.reset(token)
 
 
-def stepper(
-    parameter: Tensor, gradient: Tensor, moments: Moments, *, warns: bool = True
-) -> Stepper:
-    """The fastest stepper for a parameter with these moments and a gradient of this kind.
+def find_kernels(parameter: Tensor, moments: Moments) -> tuple[Kernels | None, str | None]:
+    """The kernels for a parameter with these moments, or the reason why there are none.
 
-    Where something keeps the kernels from it that a user can mend, it warns and says what.
+    Neither where the whole process runs on the reference, which has been said already.
     """
-    if not _is_reference_only.get() and cpu.has_kernels(parameter, moments):
-        obstacle = cpu.obstacle(parameter, gradient, moments)
-        if obstacle is None:
-            return cpu.NativeStepper(parameter, moments)
-        if warns:
-            warn(
-                f"the parameter of shape {list(parameter.shape)} is stepped by the reference "
-                f"kernels, which are many times slower: {obstacle}"
-            )
-    return ReferenceStepper(parameter, moments)
+    if _is_reference_only.get():
+        return None, None
+    if parameter.device.type != "cpu":
+        return None, f"there are no kernels for the device {parameter.device} yet"
+    if _native.library() is None:
+        return None, None
+    reason = cpu.unsupported_reason(parameter, moments)
+    return (cpu.CpuKernels(parameter, moments), None) if reason is None else (None, reason)

@@ -10,7 +10,7 @@ import torch
 
 from .._warning import warn
 
-_ABI = 6
+_ABI = 7
 # From torch's name of what the machine can do to our name of what a library was built for.
 _LEVELS = {"AVX512": "v4", "AVX2": "v3"}
 
@@ -120,6 +120,8 @@ def load(name: str) -> ctypes.CDLL:
     library.sketchoptim_hash.restype = None
     library.sketchoptim_inspect.argtypes = [POINTER(Step)]
     library.sketchoptim_inspect.restype = c_int32
+    library.sketchoptim_noise.argtypes = [c_uint32, pointer, c_int64, c_int64, pointer]
+    library.sketchoptim_noise.restype = None
     library.sketchoptim_step.argtypes = [POINTER(Step)]
     library.sketchoptim_step.restype = None
     library.sketchoptim_top_classes.argtypes = [POINTER(TopClasses)]

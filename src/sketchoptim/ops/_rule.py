@@ -1,15 +1,65 @@
-"""The one update rule that all the optimizers are cases of, as plain numbers."""
+"""What one step does to the rows of a parameter, given their gradient and their moments."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from .._sketch import median
 from ..moments import Average
+
+# rows [k, dim], gradient [k, dim], first and second moment ([k, dim], [k, 1] or None) -> new rows
+Update = Callable[[Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
+
+
+class AnyRule(Protocol):
+    """What the reference needs to know of a rule."""
+
+    @property
+    def first(self) -> Average | None: ...
+    @property
+    def second(self) -> Average | None: ...
+    @property
+    def maximize(self) -> bool: ...
+    @property
+    def weight_decay(self) -> float: ...
+    @property
+    def is_ratio(self) -> bool: ...
+    @property
+    def reads_before(self) -> bool: ...
+    @property
+    def update(self) -> Update: ...
 
 
 class Rule(NamedTuple):
-    """What one step does to a row ``p`` with gradient ``g``::
+    """A rule of your own: how the moments move, and a function from them to the new rows.
+
+    Args:
+        update: ``update(rows, gradient, first, second)`` gives the new rows. All are ``[k, dim]``;
+            a moment is ``[k, 1]`` where one number stands for a row, and None where there is none.
+        first: How the first moment, a mean of gradients, moves; None where it is dropped.
+        second: How the second moment, a mean or sum of squared gradients, moves.
+        maximize: Whether to climb: the gradient changes its sign before anything else.
+        weight_decay: Coupled: this times the row joins the gradient.
+        reads_before: Hand the moments to `update` as they were before this step.
+    """
+
+    update: Update
+    first: Average | None = None
+    second: Average | None = None
+    maximize: bool = False
+    weight_decay: float = 0.0
+    reads_before: bool = False
+
+    @property
+    def is_ratio(self) -> bool:
+        """False: the ratio form is one that fused rules have."""
+        return False
+
+
+class FusedRule(NamedTuple):
+    """The rules that fused kernels understand, as numbers. A row ``p`` with gradient ``g``::
 
         g <- (-g if maximize else g) + weight_decay * p
         m <- first(g),  v <- second(g^2)
@@ -42,8 +92,13 @@ class Rule(NamedTuple):
     clip: float | None = None
     is_ratio: bool = False
 
+    @property
+    def reads_before(self) -> bool:
+        """False: a fused rule uses the moments as they are after the step."""
+        return False
+
     def direction(self, gradient: Tensor, first: Tensor | None, second: Tensor | None) -> Tensor:
-        """Where the row goes, element by element; moments may have leading dimensions more."""
+        """Where the rows go, element by element; in the ratio form, for each hash row."""
         numerator = gradient if first is None else first
         if self.nesterov is not None and first is not None:
             numerator = gradient + first * self.nesterov
@@ -52,3 +107,12 @@ class Rule(NamedTuple):
             root = root if self.second_root == 1.0 else root / self.second_root
             numerator = numerator / (root + self.eps)
         return numerator if self.clip is None else torch.clamp(numerator, -self.clip, self.clip)
+
+    def update(
+        self, rows: Tensor, gradient: Tensor, first: Tensor | None, second: Tensor | None
+    ) -> Tensor:
+        """The rows after the step: the definition that every kernel is compared with."""
+        direction = self.direction(gradient, first, second)
+        if self.is_ratio:
+            direction = median(direction)
+        return rows * self.shrink - direction * self.step_size

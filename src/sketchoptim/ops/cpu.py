@@ -1,64 +1,69 @@
 """The step in C++: one call that sums duplicates, moves the moments and the parameter's rows."""
 
 import ctypes
-from types import NoneType
+from typing import NamedTuple, assert_never
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from .. import _hashing
-from .._rows import CHUNK_ELEMENTS
-from .._sketch import Sketch, is_lazy
-from ..moments import Average, ExactMoment, Moment, Moments, RowWiseMoment, SketchedMoment
+from .._rows import CHUNK_ELEMENTS, PLAIN_TENSORS, check_storage
+from .._sketch import LARGEST_SCALE, SMALLEST_SCALE, Sketch
+from .._torch_private import entries
+from ..moments import ArrayView, Average, KernelView, Moment, Moments, SketchView
 from . import _native
-from ._rule import Rule
+from ._rule import AnyRule, FusedRule
 from .reference import LARGEST_GRADIENT, ids_error
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _EXACT, _ROW_WISE, _SKETCH = 1, 2, 3
-_FORMS = {"linear": 0, "paper": 1, "bucket": 2}
-_CONSERVATIVE = 3
+_FORMS = {"linear": 0, "paper": 1, "bucket": 2, "conservative": 3}
 _MAX_DEPTH = 32
-# Waking a thread takes as long as one of them needs for about so many.
+# Below this many elements, threads cost more than they save.
 _ELEMENTS_FOR_THREADS = 1 << 15
-# With cold caches torch takes as long to allocate as the kernel for a hundred rows; 64 KiB.
+# A buffer of up to this many row values is kept between steps: 64 KiB. With cold caches torch takes
+# as long to allocate one as the kernel takes for a hundred rows.
 _ROWS_KEPT = 1 << 14
-_PLAIN = (Tensor, torch.nn.Parameter)
-# The part of a rule that hardly ever changes from step to step.
-_CONSTANTS_FROM = Rule._fields.index("eps")
+# The fields of a rule from here on hardly ever change from step to step.
+_CONSTANTS_FROM = FusedRule._fields.index("eps")
 
 
-def has_kernels(parameter: Tensor, moments: Moments) -> bool:
-    """Whether there are kernels, and they can be called, on this device for storages as these."""
-    kinds = (ExactMoment, RowWiseMoment, SketchedMoment, NoneType)
-    return (
-        parameter.device.type == "cpu"
-        and all(isinstance(moment, kinds) for moment in moments)
-        and _native.library() is not None
-    )
-
-
-def obstacle(parameter: Tensor, gradient: Tensor, moments: Moments) -> str | None:
-    """What keeps the kernels from a parameter, and the remedy, where there are any; else None."""
+def unsupported_reason(parameter: Tensor, moments: Moments) -> str | None:
+    """Why there are no kernels for a parameter with these moments, and the remedy, or None."""
     if parameter.dtype not in _DTYPES:
         known = ", ".join(str(dtype) for dtype in _DTYPES)
         return f"there is no kernel for {parameter.dtype}; use one of {known}"
     if parameter.shape[:1].numel() > _hashing.MAX_ID + 1:
         return f"it has more than {_hashing.MAX_ID + 1} rows; use several tables"
     for moment in moments:
-        if isinstance(moment, SketchedMoment):
-            storage = moment.storage
-            if storage.depth > _MAX_DEPTH:
-                return f"its sketch has a depth of {storage.depth}; use at most {_MAX_DEPTH}"
-            if storage.conservative and storage.granularity == "element":
+        if moment is not None:
+            reason = _unsupported_storage(moment)
+            if reason is not None:
+                return reason
+    return _unsupported_layout(parameter, "it")
+
+
+def _unsupported_storage(moment: Moment) -> str | None:
+    view = moment.kernel_view()
+    match view:
+        case None:
+            return f"there is no kernel for {type(moment.storage).__name__} storage"
+        case ArrayView():
+            return None
+        case SketchView():
+            if view.sketch.depth > _MAX_DEPTH:
+                return f"its sketch has a depth of {view.sketch.depth}; use at most {_MAX_DEPTH}"
+            if view.form == "conservative" and not view.is_by_row:
                 return 'its sketch is conservative by element; use granularity="row"'
-    return _obstacle_in(parameter, "it") or _obstacle_in(gradient, "its gradient")
+            return None
+        case _:
+            assert_never(view)
 
 
-def _obstacle_in(tensor: Tensor, name: str) -> str | None:
-    """Why the numbers of a tensor are not those that a kernel would find in memory."""
-    if type(tensor) not in _PLAIN:
+def _unsupported_layout(tensor: Tensor, name: str) -> str | None:
+    """Why the numbers of a tensor are not in memory as a kernel reads them, or None."""
+    if type(tensor) not in PLAIN_TENSORS:
         return f"{name} is a {type(tensor).__name__}; use a plain tensor"
     if tensor.is_sparse:
         return None
@@ -69,16 +74,16 @@ def _obstacle_in(tensor: Tensor, name: str) -> str | None:
     return None
 
 
-class NativeStepper:
-    """What the steps of one parameter share: the call, filled in but for gradient and numbers.
+class CpuKernels:
+    """The kernels bound to one parameter: the call, filled in but for gradient and numbers.
 
-    Python that runs once a step is most of what a small step costs, and with cold caches ten to
-    thirty times what it costs in a loop; hence what can be known in advance is.
+    Python that runs once a step is most of the cost of a small step, and with cold caches ten to
+    thirty times its cost in a loop. So everything known in advance is computed here.
     """
 
     def __init__(self, parameter: Tensor, moments: Moments) -> None:
         library = _native.library()
-        assert library is not None  # has_kernels() has looked
+        assert library is not None  # find_kernels() has looked
         self.library, self.parameter = library, parameter
         self.rows, self.dim = parameter.shape[:1].numel(), parameter.shape[1:].numel()
         self.call = _native.Step(
@@ -88,175 +93,180 @@ class NativeStepper:
             largest_gradient=LARGEST_GRADIENT,
             piece_rows=max(1, CHUNK_ELEMENTS // max(1, self.dim)),
         )
-        self.gradient = self.call.gradient
-        self.moments = [
-            None if moment is None else NativeMoment(moment, parameter, call)
+        self.call_gradient = self.call.gradient
+        self.first, self.second = (
+            None if moment is None else _KernelMoment(moment, parameter, call)
             for moment, call in zip(moments, (self.call.first, self.call.second), strict=True)
-        ]
-        self.is_by_row = bool(self.call.second.is_by_row)
-        self.kept = torch.empty(0, dtype=torch.float32, device="cpu")
+        )
+        self.squares = torch.empty(0, dtype=torch.float32, device="cpu")
         self.constants: tuple[object, ...] = ()
 
-    def takes(self, gradient: Tensor) -> bool:
-        """Whether the gradient's numbers are in memory as the kernel reads them."""
-        return _obstacle_in(gradient, "its gradient") is None
+    def unsupported_reason(self, gradient: Tensor, rule: AnyRule) -> str:
+        """Why `prepare` gave None, and the remedy."""
+        reason = _unsupported_layout(gradient, "its gradient")
+        return reason or "its rule is no FusedRule, so only the reference knows it"
 
-    def prepare(self, gradient: Tensor, rule: Rule) -> "NativeStep":
-        """The step along a gradient, its equal ids found, once its rows are known to exist."""
-        call = self.call
+    def prepare(self, gradient: Tensor, rule: AnyRule, *, is_checked: bool) -> "_CpuStep | None":
+        """The step along a gradient, its equal ids grouped, once its rows are known to exist."""
+        if type(rule) is not FusedRule or _unsupported_layout(gradient, "") is not None:
+            return None
+        call, part = self.call, self.call_gradient
         call.step_size, call.second_root = rule.step_size, rule.second_root
         constants = rule[_CONSTANTS_FROM:]
         if constants != self.constants:
+            self._set_constants(rule)
             self.constants = constants
-            call.eps, call.weight_decay, call.shrink = rule.eps, rule.weight_decay, rule.shrink
-            call.is_maximizing, call.is_ratio = rule.maximize, rule.is_ratio
-            call.has_nesterov, call.nesterov = rule.nesterov is not None, rule.nesterov or 0.0
-            call.has_clip, call.clip = rule.clip is not None, rule.clip or 0.0
-        return NativeStep(self, gradient, rule)
-
-    def row_values(self, rows: int) -> Tensor:
-        """Room for a number a row, kept from step to step where it is little."""
-        if self.kept.numel() >= rows:
-            return self.kept
-        room = torch.empty(rows, dtype=torch.float32, device="cpu")
-        if rows <= _ROWS_KEPT:
-            self.kept = room
-        return room
-
-
-class NativeStep:
-    """A step of one parameter: first looked at, then done. Temporaries are a few numbers a row."""
-
-    def __init__(self, stepper: NativeStepper, gradient: Tensor, rule: Rule) -> None:
-        self.stepper, self.rule = stepper, rule
-        self.sums: Tensor | None = None
-        self.row_values: Tensor | None = None
-        call = stepper.gradient
-        call.starts = call.sums = None
-        self.shared = 0
-        if gradient.is_sparse:
-            values, ids = gradient._values(), gradient._indices()
-            if values.is_neg():  # lazily, by a flag that is not in memory
-                values = values.resolve_neg()
-            # A copy where values are expanded, as in a gradient that was set by hand.
-            self.values = values if values.is_contiguous() else values.contiguous()
-            _check(self.values, stepper.parameter.dtype, ids.numel() * stepper.dim)
-            self._group(ids)
+        part.starts = part.sums = call.row_values = None
+        ids = sums = squares = None
+        repeated, is_sparse = 0, gradient.is_sparse
+        if is_sparse:
+            ids, values, repeated = self._group(*entries(gradient))
         else:
-            self.values = gradient
-            call.ids, call.rows = None, stepper.rows
-            stepper.call.row_values = None
-        call.values = self.values.data_ptr()
-        self.touched = int(call.rows)
-        # Mean squares by row, found while a gradient is looked at, become second moments. Those of
-        # a dense one, if the table has many rows, are found again by the step, a few at a time.
-        is_little = gradient.is_sparse or self.touched <= CHUNK_ELEMENTS
-        self.keeps_squares = stepper.is_by_row and is_little
-        is_worth_it = self.touched * stepper.dim >= _ELEMENTS_FOR_THREADS
-        stepper.call.threads = torch.get_num_threads() if is_worth_it else 1
-        self.is_inspected = False
+            values = gradient
+            part.ids, part.rows = None, self.rows
+        part.values = values.data_ptr()
+        touched: int = part.rows
+        is_large = touched * self.dim >= _ELEMENTS_FOR_THREADS
+        call.threads = torch.get_num_threads() if is_large else 1
+        # Sums found by the check are kept for the step, unless they take more than one copy of the
+        # touched rows: they are float32 where rows may be half as wide.
+        if is_checked and 0 < repeated * 4 <= touched * self.parameter.element_size():
+            sums = torch.empty(repeated * self.dim, dtype=torch.float32, device="cpu")
+            part.sums = sums.data_ptr()
+        # Mean squares by row, found by the check, become second moments. Those of a dense gradient
+        # with many rows are found again by the step, a few at a time.
+        if call.second.is_by_row and (is_sparse or touched <= CHUNK_ELEMENTS):
+            squares = self.squares
+            if squares.numel() < touched:
+                squares = torch.empty(touched, dtype=torch.float32, device="cpu")
+                if touched <= _ROWS_KEPT:
+                    self.squares = squares
+            call.row_values = squares.data_ptr()
+        is_finite = True
+        if is_checked or squares is not None:
+            is_finite = bool(self.library.sketchoptim_inspect(call)) or not is_checked
+        return _CpuStep(self, rule, touched, is_finite, (values, ids, sums, squares))
 
-    def _group(self, ids: Tensor) -> None:
-        """Finds equal ids; ids that ascend strictly, as coalesced ones do, stay as they are."""
-        library, call, rows = self.stepper.library, self.stepper.gradient, self.stepper.rows
-        self.ids = ids = ids if ids.is_contiguous() else ids.contiguous()
-        count = ids.numel()
-        ascends = library.sketchoptim_ascend(ids.data_ptr(), count, rows)
+    def _set_constants(self, rule: FusedRule) -> None:
+        call = self.call
+        call.eps, call.weight_decay, call.shrink = rule.eps, rule.weight_decay, rule.shrink
+        call.is_maximizing, call.is_ratio = rule.maximize, rule.is_ratio
+        call.has_nesterov, call.nesterov = rule.nesterov is not None, rule.nesterov or 0.0
+        call.has_clip, call.clip = rule.clip is not None, rule.clip or 0.0
+
+    def _group(self, ids: Tensor, values: Tensor) -> tuple[Tensor, Tensor, int]:
+        """Groups equal ids; strictly ascending ones, as coalesced ids are, stay as they are.
+
+        Returns ids and values as the call reads them, and how many rows have several entries.
+        """
+        if values.is_neg():  # lazily, by a flag that is not in memory
+            values = values.resolve_neg()
+        if not values.is_contiguous():  # expanded, as in a gradient that was set by hand
+            values = values.contiguous()
+        ids = ids if ids.is_contiguous() else ids.contiguous()
+        count, address = ids.numel(), ids.data_ptr()
+        if (
+            values.numel() != count * self.dim
+            or values.dtype != self.parameter.dtype
+            or not (address and values.data_ptr())
+        ):
+            _check_entries(ids, values, self.parameter)
+        ascends = self.library.sketchoptim_ascend(address, count, self.rows)
         if ascends < 0:
-            raise ids_error(self.stepper.parameter, int(ids.min()), int(ids.max()))
+            raise ids_error(self.parameter, int(ids.min()), int(ids.max()))
         if ascends:
-            call.rows, call.ids = count, ids.data_ptr()
-            return
-        self.ids = torch.empty(3 * count + 1, dtype=torch.int64, device="cpu")
-        self.shared = library.sketchoptim_group(ids.data_ptr(), count, self.ids.data_ptr(), call)
+            self.call_gradient.rows, self.call_gradient.ids = count, address
+            return ids, values, 0
+        room = torch.empty(3 * count + 1, dtype=torch.int64, device="cpu")
+        repeated = self.library.sketchoptim_group(
+            address, count, room.data_ptr(), self.call_gradient
+        )
+        return room, values, repeated
 
-    def is_finite(self) -> bool:
-        call, stepper = self.stepper.gradient, self.stepper
-        # What has been summed once is kept for the step itself, unless that is more than one copy
-        # of the touched rows: sums are float32 where rows may be half as wide.
-        if 0 < self.shared * 4 <= self.touched * stepper.parameter.element_size():
-            self.sums = torch.empty(self.shared * stepper.dim, dtype=torch.float32, device="cpu")
-            call.sums = self.sums.data_ptr()
-        if self.keeps_squares:
-            self.row_values = stepper.row_values(self.touched)
-            stepper.call.row_values = self.row_values.data_ptr()
-        self.is_inspected = True
-        return bool(stepper.library.sketchoptim_inspect(stepper.call))
+
+class _CpuStep(NamedTuple):
+    """A prepared step. Temporaries are a few numbers a row."""
+
+    kernels: CpuKernels
+    rule: FusedRule
+    touched: int
+    is_finite: bool
+    kept: tuple[Tensor | None, ...]
+    """Memory that the call points to."""
 
     def run_(self) -> None:
-        stepper = self.stepper
-        if self.keeps_squares and not self.is_inspected:
-            self.is_finite()
-        for moment, average in zip(
-            stepper.moments, (self.rule.first, self.rule.second), strict=True
-        ):
-            if moment is not None and average is not None:
-                moment.begin_(average)
-        stepper.library.sketchoptim_step(stepper.call)
+        kernels, rule = self.kernels, self.rule
+        if kernels.first is not None and rule.first is not None:
+            kernels.first.begin_(rule.first)
+        if kernels.second is not None and rule.second is not None:
+            kernels.second.begin_(rule.second)
+        kernels.library.sketchoptim_step(kernels.call)
         # Autograd sees writes by torch only, and must refuse graphs of the weights as they were.
-        increment_version(stepper.parameter)
+        increment_version(kernels.parameter)
 
 
-class NativeMoment:
+class _KernelMoment:
     """A moment's part of the call: what it is, once, and how it moves, before each step."""
 
     def __init__(self, moment: Moment, parameter: Tensor, call: _native.Moment) -> None:
         self.call = call
         self.sketch: Sketch | None = None
-        if isinstance(moment, SketchedMoment):
-            self._describe_sketch(moment, parameter.shape[1:].numel())
-        elif isinstance(moment, RowWiseMoment):
-            rows = moment.tensors["rows"]
-            _check(rows, torch.float32, parameter.shape[:1].numel())
-            call.kind, call.is_by_row, call.data = _ROW_WISE, True, rows.data_ptr()
-        else:
-            values = moment.tensors["values"]
-            _check(values, parameter.dtype, parameter.numel())
-            call.kind, call.dtype, call.data = _EXACT, _DTYPES[values.dtype], values.data_ptr()
+        view: KernelView | None = moment.kernel_view()
+        match view:
+            case ArrayView(values, is_by_row=True):
+                _check_array(values, torch.float32, parameter.shape[:1].numel())
+                call.kind, call.is_by_row, call.data = _ROW_WISE, True, values.data_ptr()
+            case ArrayView(values):
+                _check_array(values, parameter.dtype, parameter.numel())
+                call.kind, call.dtype, call.data = _EXACT, _DTYPES[values.dtype], values.data_ptr()
+            case SketchView():
+                self._describe_sketch(view, parameter.shape[1:].numel())
+            case None:
+                raise AssertionError("unsupported_reason() has looked")
+            case _:
+                assert_never(view)
 
-    def _describe_sketch(self, moment: SketchedMoment, dim: int) -> None:
-        call, storage, sketch = self.call, moment.storage, moment.sketch
-        is_by_row = storage.granularity == "row"
-        size = sketch.depth * sketch.width * (1 if is_by_row else dim)
-        _check(sketch.table, storage.dtype, size)
-        _check(sketch.words, torch.int64, 4 * sketch.depth)
-        _check(sketch.scale, torch.float32, 1)
+    def _describe_sketch(self, view: SketchView, dim: int) -> None:
+        call, sketch = self.call, view.sketch
+        size = sketch.depth * sketch.width * (1 if view.is_by_row else dim)
+        _check_array(sketch.counters, sketch.counters.dtype, size)
+        _check_array(sketch.words, torch.int64, 4 * sketch.depth)
+        _check_array(sketch.scale, torch.float32, 1)
         self.sketch = sketch
-        self.decays = storage.decay == "linear"
+        self.decays = view.form in ("linear", "conservative")
         # The memory of a tensor that the sketch keeps, without a call of torch to get at it.
         self.scale = ctypes.c_float.from_address(sketch.scale.data_ptr())
-        call.kind, call.form = _SKETCH, _FORMS[storage.decay]
-        if storage.conservative:
-            call.form = _CONSERVATIVE
-        call.dtype, call.is_signed, call.is_by_row = (
-            _DTYPES[sketch.table.dtype],
-            sketch.is_signed,
-            is_by_row,
+        call.kind, call.form, call.dtype = (
+            _SKETCH,
+            _FORMS[view.form],
+            _DTYPES[sketch.counters.dtype],
         )
+        call.is_signed, call.is_by_row = sketch.is_signed, view.is_by_row
         call.depth, call.width = sketch.depth, sketch.width
-        call.data, call.words = sketch.table.data_ptr(), sketch.words.data_ptr()
+        call.data, call.words = sketch.counters.data_ptr(), sketch.words.data_ptr()
 
     def begin_(self, average: Average) -> None:
         """Describes the next step; decays what decays as a whole."""
         call, sketch = self.call, self.sketch
-        call.weight, call.decay_less_one = average.weight, average.decay - 1
-        call.is_average = average.weight == 1 - average.decay
+        decay, weight = average
+        call.weight, call.decay_less_one = weight, decay - 1
+        call.is_average = weight == 1 - decay
         if sketch is None:
             return
         if self.decays:
-            scale = self.scale.value * average.decay
-            if is_lazy(scale):
+            scale = self.scale.value * decay
+            if SMALLEST_SCALE <= scale <= LARGEST_SCALE:
                 self.scale.value = scale
             else:
-                sketch.scale_(average.decay)
+                sketch.scale_(decay)
         call.scale = scale = self.scale.value
         call.inverse_scale = 1.0 / scale
-        if sketch.rounds is not None:
-            call.rounding_key = sketch.rounding_key()
+        if sketch.writes is not None:
+            call.rounding_key = sketch.next_key()
 
 
-def _check(tensor: Tensor, dtype: torch.dtype, count: int) -> None:
-    """Raises unless `count` numbers of a dtype lie in a row behind the tensor's pointer."""
+def _check_array(tensor: Tensor, dtype: torch.dtype, count: int) -> None:
+    """Raises unless `count` contiguous numbers of a dtype are behind the tensor's pointer."""
     if (
         tensor.dtype != dtype
         or tensor.numel() != count
@@ -268,3 +278,10 @@ def _check(tensor: Tensor, dtype: torch.dtype, count: int) -> None:
             f"shape {list(tensor.shape)}, strides {list(tensor.stride())}, {tensor.dtype} on "
             f"{tensor.device}; make moments with sketchoptim, or load them with load_state_dict()"
         )
+
+
+def _check_entries(ids: Tensor, values: Tensor, parameter: Tensor) -> None:
+    """Raises unless a sparse gradient has a row of the parameter's for each of its ids."""
+    check_storage("the ids of a gradient", ids)
+    check_storage("the values of a gradient", values)
+    _check_array(values, parameter.dtype, ids.numel() * parameter.shape[1:].numel())

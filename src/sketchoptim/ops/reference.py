@@ -1,52 +1,59 @@
 """The step in plain torch operations: the definition of correct, and the fallback."""
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from .._rows import Chunk, of_gradient
-from .._sketch import LARGEST_VALUE, median
-from ..moments import LinearMoment, Moment, Moments
-from ._rule import Rule
+from .._rows import Chunk, check_storage, of_gradient
+from .._sketch import LARGEST_VALUE
+from .._torch_private import entries
+from ..moments import Moments, Move, drive_
+from ._rule import AnyRule
 
 # Its square is the largest value that a sketch takes, which leaves room in float32 for 2^48 of them
 # in any sum (a row's mean, a factor of rank one).
 LARGEST_GRADIENT = math.sqrt(LARGEST_VALUE)
 
 
-class ReferenceStepper:
-    """What steps need to know of a parameter; nothing is worth keeping between them."""
+class Reference:
+    """Steps one parameter by torch's operations, on any device, for any storage and rule."""
 
     def __init__(self, parameter: Tensor, moments: Moments) -> None:
         self.parameter, self.moments = parameter, moments
 
-    def takes(self, gradient: Tensor) -> bool:
-        """False: the next gradient may be one for a faster backend."""
-        return False
-
     @torch.no_grad()
-    def prepare(self, gradient: Tensor, rule: Rule) -> "ReferenceStep":
-        """The step along a gradient, once its rows are known to exist."""
+    def prepare(self, gradient: Tensor, rule: AnyRule, *, is_checked: bool) -> "ReferenceStep":
+        """The step along a gradient whose rows exist; nothing has changed yet."""
+        if rule.reads_before and rule.weight_decay:
+            raise ValueError(
+                "weight_decay of a rule with reads_before=True must be 0, got "
+                f"{rule.weight_decay}; shrink the rows in its update instead"
+            )
         check_ids(self.parameter, gradient)
-        return ReferenceStep(self.parameter, self.moments, gradient, rule)
+        step = ReferenceStep(self.parameter, self.moments, gradient, rule)
+        step.is_finite = not is_checked or step.has_finite_gradient()
+        return step
 
 
 class ReferenceStep:
-    """A step of one parameter: first looked at, then done. Temporaries are a few chunks of rows."""
+    """A prepared step of one parameter. Temporaries are a few chunks of rows."""
 
-    def __init__(self, parameter: Tensor, moments: Moments, gradient: Tensor, rule: Rule) -> None:
+    is_finite: bool
+
+    def __init__(
+        self, parameter: Tensor, moments: Moments, gradient: Tensor, rule: AnyRule
+    ) -> None:
         self.parameter, self.moments, self.rule = parameter, moments, rule
         self.rows = of_gradient(gradient)
         self.touched = len(self.rows)
 
-    @torch.no_grad()
-    def is_finite(self) -> bool:
+    def has_finite_gradient(self) -> bool:
         """Whether every gradient that would reach the moments is finite, and its square is too."""
-        for chunk in self.rows.chunks():
-            gradient = self._gradient(chunk)
-            if gradient.numel():
-                low, high = torch.aminmax(gradient)
+        for chunk in self._chunks():
+            if chunk.gradient.numel():
+                low, high = torch.aminmax(chunk.gradient)
                 if not (low >= -LARGEST_GRADIENT and high <= LARGEST_GRADIENT):
                     return False
         return True
@@ -55,27 +62,37 @@ class ReferenceStep:
     def run_(self) -> None:
         """Moves the moments and the touched rows of the parameter."""
         rule, (first, second) = self.rule, self.moments
-        for moment, average in zip(self.moments, (rule.first, rule.second), strict=True):
-            if moment is not None and average is not None:
-                moment.begin_(average, self.touched)
-        if any(moment is not None and moment.gathers for moment in (first, second)):
-            for chunk in self.rows.chunks():
-                gradient = self._gradient(chunk)
-                if first is not None:
-                    first.gather_(chunk.ids, gradient)
-                if second is not None:
-                    second.gather_(chunk.ids, gradient.square())
-        for chunk in self.rows.chunks():
-            direction = _direction(rule, chunk.ids, self._gradient(chunk), first, second)
-            self._write_(chunk, self._read(chunk) * rule.shrink - direction * rule.step_size)
-        for moment in (first, second):
-            if moment is not None:
-                moment.end_()
+        moves: list[Move] = []
+        if first is not None and rule.first is not None:
+            moves.append(Move(first, rule.first, lambda gradient: gradient))
+        if second is not None and rule.second is not None:
+            moves.append(Move(second, rule.second, torch.square))
+        has_first = bool(moves) and moves[0].moment is first
 
-    def _gradient(self, chunk: Chunk) -> Tensor:
-        gradient = -chunk.gradient if self.rule.maximize else chunk.gradient
-        decay = self.rule.weight_decay
-        return gradient + self._read(chunk) * decay if decay else gradient
+        def visit(chunk: Chunk, estimates: list[Tensor]) -> None:
+            mean = estimates[0] if has_first else None
+            square = estimates[-1] if len(estimates) > has_first else None
+            rows = self._read(chunk)
+            self._write_(chunk, rule.update(rows, chunk.gradient, mean, square))
+
+        if rule.reads_before:
+            for chunk in self._chunks():
+                visit(chunk, [move.moment.estimate(chunk.ids) for move in moves])
+        drive_(
+            moves,
+            self.rows,
+            gradients=self._chunks,
+            visit=None if rule.reads_before else visit,
+            as_readings=rule.is_ratio,
+        )
+
+    def _chunks(self) -> Iterator[Chunk]:
+        """The touched rows with the gradients that reach the moments."""
+        for chunk in self.rows.chunks():
+            gradient = -chunk.gradient if self.rule.maximize else chunk.gradient
+            if self.rule.weight_decay:
+                gradient = gradient + self._read(chunk) * self.rule.weight_decay
+            yield chunk._replace(gradient=gradient)
 
     def _read(self, chunk: Chunk) -> Tensor:
         rows = self.parameter[chunk.at] if self.parameter.dim() else self.parameter
@@ -91,8 +108,13 @@ class ReferenceStep:
 
 def check_ids(parameter: Tensor, gradient: Tensor) -> None:
     """Raises where a sparse gradient names a row that the parameter does not have."""
-    if gradient.is_sparse and gradient._nnz():
-        low, high = torch.aminmax(gradient._indices())
+    if not gradient.is_sparse:
+        return
+    ids, values = entries(gradient)
+    check_storage("the ids of a gradient", ids)
+    check_storage("the values of a gradient", values)
+    if ids.numel():
+        low, high = torch.aminmax(ids)
         if low < 0 or high >= parameter.shape[0]:
             raise ids_error(parameter, int(low), int(high))
 
@@ -102,15 +124,3 @@ def ids_error(parameter: Tensor, low: int, high: int) -> ValueError:
         f"the gradient of the parameter of shape {list(parameter.shape)} must have row ids "
         f"between 0 and {parameter.shape[0] - 1}, got {low} to {high}"
     )
-
-
-def _direction(
-    rule: Rule, ids: Tensor, gradient: Tensor, first: Moment | None, second: Moment | None
-) -> Tensor:
-    if rule.is_ratio:
-        assert isinstance(first, LinearMoment)
-        assert isinstance(second, LinearMoment)
-        return median(rule.direction(gradient, first.readings(ids), second.readings(ids)))
-    mean = None if first is None else first.update_(ids, gradient)
-    square = None if second is None else second.update_(ids, gradient.square())
-    return rule.direction(gradient, mean, square)

@@ -1,16 +1,17 @@
 """Adagrad."""
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
+import torch
 from torch import Tensor
 from torch.optim import adagrad as torch_adagrad
 
+from .._validation import check_number
 from ..moments import Average
-from ..ops import Rule
+from ..ops import FusedRule
 from ..storage import Memory
-from ._checks import check_number
-from ._slot import State
-from .base import Group, Optimizer
+from ._binding import State
+from .base import Group, Optimizer, Twins
 
 
 class Adagrad(Optimizer):
@@ -25,22 +26,23 @@ class Adagrad(Optimizer):
         params: Parameters, named parameters or groups, as in torch.optim.
         lr: Learning rate.
         lr_decay: How fast the learning rate falls with the step.
-        eps: Added to the root of the sum.
-        initial_accumulator_value: What v starts from.
         weight_decay: Joins the gradient (of touched rows, where it is sparse).
+        initial_accumulator_value: The value that v starts from.
+        eps: Added to the root of the sum.
         memory, maximize, nonfinite: As in `Adam`; `memory.first` is not used.
     """
 
     moment_names = ("second",)
+    torch_twins: ClassVar[Twins] = {torch.optim.Adagrad: {"second": "sum"}}
 
     def __init__(
         self,
         params: Any,
         lr: float | Tensor = 1e-2,
         lr_decay: float = 0.0,
-        eps: float = 1e-10,
-        initial_accumulator_value: float = 0.0,
         weight_decay: float = 0.0,
+        initial_accumulator_value: float = 0.0,
+        eps: float = 1e-10,
         *,
         memory: str | Memory = "lean",
         maximize: bool = False,
@@ -50,24 +52,24 @@ class Adagrad(Optimizer):
             params,
             lr=lr,
             lr_decay=lr_decay,
-            eps=eps,
-            initial_accumulator_value=initial_accumulator_value,
             weight_decay=weight_decay,
+            initial_accumulator_value=initial_accumulator_value,
+            eps=eps,
             memory=memory,
             maximize=maximize,
             nonfinite=nonfinite,
         )
 
-    def _check_options(self, group: Group) -> None:
-        super()._check_options(group)
+    def check_options(self, group: Group) -> None:
+        super().check_options(group)
         for name in ("lr_decay", "eps", "initial_accumulator_value"):
-            check_number(name, group[name])
+            check_number(name, group[name], allow_tensor=True)
 
-    def _fill(self, group: Group) -> float:
+    def fill(self, group: Group) -> float:
         return float(group["initial_accumulator_value"])
 
-    def _rule(self, group: Group, step: int, *, memory: Memory, is_sparse: bool) -> Rule:
-        return Rule(
+    def rule(self, group: Group, step: int, *, memory: Memory, is_sparse: bool) -> FusedRule:
+        return FusedRule(
             step_size=float(group["lr"]) / (1 + (step - 1) * float(group["lr_decay"])),
             second=Average(1.0, 1.0),
             eps=float(group["eps"]),
@@ -76,7 +78,7 @@ class Adagrad(Optimizer):
             clip=memory.clip,
         )
 
-    def _torch_step_(self, group: Group, parameters: list[Tensor], states: list[State]) -> None:
+    def torch_step_(self, group: Group, parameters: list[Tensor], states: list[State]) -> None:
         torch_adagrad.adagrad(
             parameters,
             [p.grad for p in parameters if p.grad is not None],

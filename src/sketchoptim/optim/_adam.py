@@ -1,17 +1,20 @@
 """Adam and AdamW."""
 
 import math
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
+import torch
 from torch import Tensor
 from torch.optim import adam as torch_adam
 
-from ..moments import Average
-from ..ops import Rule
+from .._validation import check_number
+from ..moments import Average, Name
+from ..ops import FusedRule
 from ..storage import Memory
-from ._checks import check_number
-from ._slot import State
-from .base import Group, Optimizer
+from ._binding import State
+from .base import Group, Optimizer, Twins
+
+_KEYS: dict[Name, str] = {"first": "exp_avg", "second": "exp_avg_sq"}
 
 
 class Adam(Optimizer):
@@ -48,7 +51,8 @@ class Adam(Optimizer):
     """
 
     moment_names = ("first", "second")
-    is_decoupled = False
+    torch_twins: ClassVar[Twins] = {torch.optim.Adam: _KEYS, torch.optim.SparseAdam: _KEYS}
+    is_decoupled: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -74,13 +78,13 @@ class Adam(Optimizer):
             nonfinite=nonfinite,
         )
 
-    def _check_options(self, group: Group) -> None:
-        super()._check_options(group)
+    def check_options(self, group: Group) -> None:
+        super().check_options(group)
         if not isinstance(group["betas"], tuple | list) or len(group["betas"]) != 2:
             raise ValueError(f"betas must be two numbers, got {group['betas']!r}")
         for index, beta in enumerate(group["betas"]):
-            check_number(f"betas[{index}]", beta, below=1.0)
-        check_number("eps", group["eps"])
+            check_number(f"betas[{index}]", beta, below=1.0, allow_tensor=True)
+        check_number("eps", group["eps"], allow_tensor=True)
         # As in torch.optim a group says which of the two it is, so that a checkpoint does too.
         if group["decoupled_weight_decay"] is not self.is_decoupled:
             name, other = ("AdamW", "Adam") if self.is_decoupled else ("Adam", "AdamW")
@@ -89,14 +93,14 @@ class Adam(Optimizer):
                 f"got {group['decoupled_weight_decay']!r}; see {other}"
             )
 
-    def _rule(self, group: Group, step: int, *, memory: Memory, is_sparse: bool) -> Rule:
+    def rule(self, group: Group, step: int, *, memory: Memory, is_sparse: bool) -> FusedRule:
         lr, decay = float(group["lr"]), float(group["weight_decay"])
         beta1, beta2 = map(float, group["betas"])
         if memory.first is None:
             beta1 = 0.0
         root = math.sqrt(1 - beta2**step)
         numerator, denominator = root if is_sparse else 1.0, 1 - beta1**step
-        return Rule(
+        return FusedRule(
             step_size=lr * numerator / denominator,
             first=None if memory.first is None else Average(beta1, 1 - beta1),
             second=Average(beta2, 1 - beta2),
@@ -110,8 +114,8 @@ class Adam(Optimizer):
             is_ratio=memory.form == "ratio",
         )
 
-    def _torch_step_(self, group: Group, parameters: list[Tensor], states: list[State]) -> None:
-        beta1, beta2 = group["betas"]
+    def torch_step_(self, group: Group, parameters: list[Tensor], states: list[State]) -> None:
+        beta1, beta2 = map(float, group["betas"])
         torch_adam.adam(
             parameters,
             [p.grad for p in parameters if p.grad is not None],
@@ -137,6 +141,7 @@ class AdamW(Adam):
     as in `Adam`.
     """
 
+    torch_twins: ClassVar[Twins] = {torch.optim.AdamW: _KEYS}
     is_decoupled = True
 
     def __init__(

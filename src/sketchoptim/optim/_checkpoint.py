@@ -1,18 +1,91 @@
-"""Whether a checkpoint fits an optimizer, and the state it restores to."""
+"""Checkpoints: an optimizer's state as plain values, and back, checked before anything changes."""
 
-from typing import Any
+from collections import defaultdict
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
-from .. import _pages, moments
-from ..moments import Name
-from ..storage import Storage
-from . import _checks
+from .. import _torch_private
+from .._validation import check_keys
+from ..moments import Table
+from ..storage import Memory
+from . import _state
+from ._binding import EXACT
+from ._names import keyed_parameters
+
+if TYPE_CHECKING:
+    from .base import Group, Optimizer
+
+Packed = dict[str, Any]
 
 
-def check_options(where: str, expected: set[str], saved: set[str]) -> None:
-    """Raises unless the saved group has the options of this optimizer."""
+def pack(optimizer: "Optimizer") -> Packed:
+    """The state in tensors, numbers and strings, with the numbers of parameters as keys."""
+    _torch_private.before_state_dict(optimizer)
+    numbers: dict[Tensor, int] = {}
+    for number, (_, parameter, _) in enumerate(keyed_parameters(optimizer)):
+        numbers.setdefault(parameter, number)
+    groups = [
+        {
+            **group,
+            "memory": group["memory"].to_dict(),
+            "params": [numbers[parameter] for parameter in group["params"]],
+        }
+        for group in optimizer.param_groups
+    ]
+    state = {numbers[parameter]: it for parameter, it in optimizer.state.items()}
+    return _torch_private.after_state_dict(optimizer, {"state": state, "param_groups": groups})
+
+
+def load_(optimizer: "Optimizer", packed: Packed) -> None:
+    """Restores what `pack` gave, or says what differs and changes nothing."""
+    check_keys("the checkpoint", packed, required=("state", "param_groups"), optional=packed)
+    packed = _torch_private.before_load(optimizer, dict(packed))
+    groups = _checked_groups(optimizer, packed["param_groups"])
+    states = _checked_states(optimizer, groups, packed["state"])
+    restored: defaultdict[Tensor, dict[str, Any]] = defaultdict(dict)
+    for key, parameter, group in keyed_parameters(optimizer):
+        state = states.get(parameter)
+        if state:
+            storages = _stored(optimizer, groups[_index(optimizer, group)], state)
+            restored[parameter] = _state.restored(parameter, key, state, storages)
+    for group, saved in zip(optimizer.param_groups, groups, strict=True):
+        saved["params"] = group["params"]
+        if "param_names" in group:
+            saved.setdefault("param_names", group["param_names"])
+    optimizer.__setstate__({"state": restored, "param_groups": groups})
+    _torch_private.after_load(optimizer)
+
+
+def _checked_groups(optimizer: "Optimizer", saved_groups: list["Group"]) -> list["Group"]:
+    """Copies of the saved groups, their memory as an object, where they fit the optimizer's."""
+    if len(saved_groups) != len(optimizer.param_groups):
+        raise ValueError(
+            f"the checkpoint must have {len(optimizer.param_groups)} parameter groups, got "
+            f"{len(saved_groups)}; build the optimizer with the checkpoint's groups"
+        )
+    groups = []
+    for number, (group, saved) in enumerate(zip(optimizer.param_groups, saved_groups, strict=True)):
+        where = f"group {number}"
+        _check_options(where, optimizer.option_names(), set(saved))
+        if len(saved["params"]) != len(group["params"]):
+            raise ValueError(
+                f"{where} of the checkpoint must have {len(group['params'])} parameters, got "
+                f"{len(saved['params'])}; load it into the optimizer of such a model"
+            )
+        try:
+            memory = Memory.from_dict(saved["memory"])
+            optimizer.check_options({**optimizer.defaults, **saved, "memory": memory})
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{where} of the checkpoint: {error}") from None
+        copied = {**deepcopy({k: it for k, it in saved.items() if k != "memory"}), "memory": memory}
+        _check_memory(where, group, copied)
+        groups.append(copied)
+    return groups
+
+
+def _check_options(where: str, expected: set[str], saved: set[str]) -> None:
     missing = sorted(expected - saved)
     if missing:
         raise ValueError(
@@ -22,7 +95,7 @@ def check_options(where: str, expected: set[str], saved: set[str]) -> None:
         )
 
 
-def check_plan(where: str, group: dict[str, Any], saved: dict[str, Any]) -> None:
+def _check_memory(where: str, group: "Group", saved: "Group") -> None:
     """Raises, naming each difference, unless the saved group stores its moments as this one."""
     ours, theirs = (
         {**it["memory"].to_dict(), "compress_dense": it.get("compress_dense")}
@@ -39,30 +112,41 @@ def check_plan(where: str, group: dict[str, Any], saved: dict[str, Any]) -> None
         )
 
 
-def check_saved_state(
-    where: str, saved: dict[str, Any], storages: dict[Name, Storage], shape: torch.Size
-) -> None:
-    """Raises unless the saved state is one for a parameter of such a shape."""
-    name = f"{where} of the checkpoint"
-    remedy = "load what state_dict() gave, uncast, into the optimizer of such a model"
-    _checks.check_state(name, saved, storages, shape, remedy=remedy)
-
-
-def restored(parameter: Tensor, saved: dict[str, Any]) -> dict[str, Any]:
-    """A copy of the saved state on the parameter's device; only exact moments take its dtype."""
-    state = dict(saved)
-    state["step"] = torch.tensor(float(saved["step"]), dtype=torch.float32, device="cpu")
-    for key, value in saved.items():
-        if key == "step" or not isinstance(value, Tensor):
+def _checked_states(
+    optimizer: "Optimizer", groups: list["Group"], saved: Any
+) -> dict[Tensor, dict[str, Any]]:
+    """The saved state of each parameter, where all of them are sound."""
+    if not isinstance(saved, dict):
+        raise TypeError(f"the state of the checkpoint must be a dict, got {saved!r}")
+    numbers = [number for group in groups for number in group["params"]]
+    foreign = [key for key in saved if key not in numbers]
+    if foreign:
+        raise ValueError(
+            f"the checkpoint must have state for its own parameters alone, {numbers}, got "
+            f"{foreign}; load what state_dict() gave"
+        )
+    found: dict[Tensor, dict[str, Any]] = {}
+    for (key, parameter, group), number in zip(keyed_parameters(optimizer), numbers, strict=True):
+        state = saved.get(number)
+        if state is None or state == {}:
             continue
-        part = key.split("_", 1)[-1]
-        is_host = key == "shape" or part in moments.HOST_PARTS
-        device = torch.device("cpu") if is_host else parameter.device
-        dtype = parameter.dtype if part == "values" else value.dtype
-        # Laid out in order, whatever layout was saved: kernels read memory, not strides.
-        empty = _pages.empty if part == "table" else torch.empty  # as fresh state is made
-        state[key] = empty(value.shape, dtype=dtype, device=device).copy_(value.detach())
-    return state
+        where = f"parameter {number} of the checkpoint"
+        if not isinstance(state, dict):
+            raise TypeError(f"the state of {where} must be a dict, got {state!r}")
+        table = Table(parameter.shape, parameter.dtype, parameter.device, key)
+        storages = _stored(optimizer, groups[_index(optimizer, group)], state)
+        _state.check_saved(where, table, state, storages)
+        found[parameter] = state
+    return found
+
+
+def _stored(optimizer: "Optimizer", group: "Group", state: dict[str, Any]) -> Any:
+    memory = group["memory"] if state.get("is_compressed") else EXACT
+    return optimizer.stored_moments({**optimizer.defaults, **group}, memory, state)
+
+
+def _index(optimizer: "Optimizer", group: "Group") -> int:
+    return next(i for i, other in enumerate(optimizer.param_groups) if other is group)
 
 
 def differences(

@@ -1,35 +1,10 @@
-"""What must hold of options, gradients and state before a step; errors say what to do."""
-
-import math
-from numbers import Real
-from typing import Any
+"""What must hold of options, parameters and gradients before a step; errors say what to do."""
 
 import torch
 from torch import Tensor
 
-from .. import moments
-from ..moments import Name
-from ..storage import Memory, Storage
-from ._slot import Slot, State, parts
-
-
-def check_number(name: str, value: Any, *, least: float = 0.0, below: float = math.inf) -> None:
-    """Raises unless ``least <= value < below``; a tensor of one element counts as its number."""
-    if type(value) is float and least <= value < below:
-        return  # as nearly always: a step has ten of them to check
-    if isinstance(value, Tensor) and value.numel() == 1:
-        value = value.item()
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{name} must be a number, got {value!r}")
-    if not least <= float(value) < below:
-        allowed = f">= {least:g} and finite" if below == math.inf else f"in [{least:g}, {below:g})"
-        raise ValueError(f"{name} must be {allowed}, got {value}")
-
-
-def check_flag(name: str, value: Any) -> None:
-    """Raises unless the value is True or False."""
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False, got {value!r}")
+from .._rows import PLAIN_TENSORS, check_storage
+from ..storage import Memory
 
 
 def is_fixed(value: object) -> bool:
@@ -39,7 +14,12 @@ def is_fixed(value: object) -> bool:
     return isinstance(value, float | int | str | Memory)
 
 
-def check_memory(before: Memory | None, now: Memory) -> None:
+def is_wrapper(tensor: Tensor) -> bool:
+    """Whether a tensor only wraps others that hold its numbers, as a DTensor does."""
+    return hasattr(type(tensor), "__tensor_flatten__")
+
+
+def check_memory(before: Memory, now: Memory) -> None:
     """Raises where the memory of a group is not what its moments were kept in before."""
     if now is not before and now != before:
         raise ValueError(
@@ -48,66 +28,40 @@ def check_memory(before: Memory | None, now: Memory) -> None:
         )
 
 
-def check_state(
-    name: str, state: State, storages: dict[Name, Storage], shape: torch.Size, *, remedy: str
-) -> None:
-    """Raises unless the state, live or saved, is one for a parameter of such a shape."""
-    check_number(f"step of {name}", state.get("step"))
-    check_flag(f"is_compressed of {name}", state.get("is_compressed"))
-    known = state.get("shape")
-    found = known.tolist() if isinstance(known, Tensor) else None
-    if found != list(shape):
-        raise ValueError(
-            f"the state of {name} must be for shape {list(shape)}, got {found}; {remedy}"
-        )
-    for moment, storage in storages.items():
-        misfit = moments.misfit(storage, shape, parts(state, moment))
-        if misfit is not None:
-            raise ValueError(
-                f"the {moment} moment of {name} must be kept in {storage}, but {misfit}; {remedy}"
-            )
-
-
-def check_live_state(parameter: Tensor, state: State, storages: dict[Name, Storage]) -> None:
-    """Raises unless the state is one that steps of the parameter can go on from as it is."""
-    name = f"the parameter of shape {list(parameter.shape)}"
-    remedy = (
-        "build the optimizer after the model is resized or converted, and put state into it with "
-        "load_state_dict()"
-    )
-    step = state.get("step")
-    if not (isinstance(step, Tensor) and step.dtype == torch.float32 and step.is_cpu):
-        raise TypeError(
-            f"step of {name} must be torch.float32 on the CPU, got {step!r}; "
-            "fill the tensor that is there, or use load_state_dict()"
-        )
-    for key in ("first_values", "second_values"):
-        dtype = state[key].dtype if key in state else parameter.dtype
-        if dtype != parameter.dtype:
-            raise TypeError(
-                f"{name} is {parameter.dtype} but was {dtype} in earlier steps; {remedy}"
-            )
-    check_state(name, state, storages, parameter.shape, remedy=remedy)
-
-
 def check_parameter(parameter: Tensor) -> None:
     """Raises unless the parameter is one that can be stepped."""
+    shape = list(parameter.shape)
     if not parameter.is_floating_point():
         raise TypeError(
-            f"parameters must be real floating point, got {parameter.dtype} of shape "
-            f"{list(parameter.shape)}; keep complex weights as torch.view_as_real() gives them"
+            f"parameters must be real floating point, got {parameter.dtype} of shape {shape}; keep "
+            "complex weights as torch.view_as_real() gives them"
         )
     if parameter.layout != torch.strided:
         raise TypeError(
-            f"parameters must be dense tensors, got {parameter.layout} of shape "
-            f"{list(parameter.shape)}; only gradients may be sparse"
+            f"parameters must be dense tensors, got {parameter.layout} of shape {shape}; only "
+            "gradients may be sparse"
         )
+    if is_wrapper(parameter):
+        raise TypeError(
+            f"the parameter of shape {shape} must be a plain tensor, got a "
+            f"{type(parameter).__name__}: sharded and wrapped parameters are not supported yet; "
+            "use torch.optim for them"
+        )
+    if parameter.is_inference():
+        raise ValueError(
+            f"the parameter of shape {shape} must not be an inference tensor, which cannot change; "
+            "make it outside torch.inference_mode()"
+        )
+    if any(size > 1 and step == 0 for size, step in zip(shape, parameter.stride(), strict=True)):
+        raise ValueError(
+            f"the parameter of shape {shape} must have memory of its own for every element, got "
+            f"the strides {parameter.stride()}; use clone() on what was expanded"
+        )
+    check_storage(f"the parameter of shape {shape}", parameter)
 
 
-def check_gradient(parameter: Tensor | Slot, gradient: Tensor) -> None:
-    """Raises unless the gradient is one for the parameter, of which a slot knows as much."""
-    if not gradient.is_sparse and gradient.layout != torch.strided:
-        raise TypeError(f"{_gradient_of(parameter)} be dense or sparse COO, got {gradient.layout}")
+def check_gradient(parameter: Tensor, gradient: Tensor) -> None:
+    """Raises unless the gradient is one for the parameter."""
     if gradient.shape != parameter.shape:
         raise ValueError(f"{_gradient_of(parameter)} have that shape, got {list(gradient.shape)}")
     if gradient.dtype != parameter.dtype:
@@ -116,12 +70,19 @@ def check_gradient(parameter: Tensor | Slot, gradient: Tensor) -> None:
         raise ValueError(
             f"{_gradient_of(parameter)} be on {parameter.device}, got {gradient.device}"
         )
-    if gradient.is_sparse and gradient.sparse_dim() != 1:
-        raise ValueError(
-            f"{_gradient_of(parameter)} be sparse in rows alone (sparse_dim 1), "
-            f"got {gradient.sparse_dim()}; make it with to_sparse(1)"
-        )
+    if gradient.is_sparse:
+        if gradient.sparse_dim() != 1:
+            raise ValueError(
+                f"{_gradient_of(parameter)} be sparse in rows alone (sparse_dim 1), "
+                f"got {gradient.sparse_dim()}; make it with to_sparse(1)"
+            )
+    elif gradient.layout != torch.strided:
+        raise TypeError(f"{_gradient_of(parameter)} be dense or sparse COO, got {gradient.layout}")
+    elif is_wrapper(gradient):
+        raise TypeError(f"{_gradient_of(parameter)} be plain, got a {type(gradient).__name__}")
+    elif type(gradient) in PLAIN_TENSORS and not gradient.data_ptr():  # empty, or freed
+        check_storage("a gradient", gradient)
 
 
-def _gradient_of(parameter: Tensor | Slot) -> str:
+def _gradient_of(parameter: Tensor) -> str:
     return f"the gradient of the parameter of shape {list(parameter.shape)} must"

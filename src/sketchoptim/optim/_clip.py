@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from .._rows import of_gradient
-from ._checks import check_gradient, check_number
+from .._torch_private import entries
+from .._validation import check_number
+from ._checks import check_gradient
 
 
 @torch.no_grad()
@@ -24,7 +26,7 @@ def clip_grad_norm_(
     gradient stays uncoalesced, so that a step finds nothing rounded but what was scaled.
     """
     if max_norm != math.inf:  # which measures and clips nothing, as with torch
-        check_number("max_norm", max_norm)
+        check_number("max_norm", max_norm, allow_tensor=True)
     if isinstance(parameters, Tensor):
         parameters = [parameters]
     gradients, measured = [], []
@@ -37,7 +39,7 @@ def clip_grad_norm_(
             measured.append(gradient)
             continue
         check_gradient(parameter, gradient)
-        if gradient._nnz():
+        if entries(gradient)[1].numel():
             measured.append(_chunk_norms(gradient, norm_type))
     total = torch.nn.utils.get_total_norm(measured, norm_type, error_if_nonfinite)
     # As torch: never scales up, and its 1e-6 keeps a zero norm from dividing by zero.
@@ -61,9 +63,10 @@ def _scale_(gradient: Tensor, factor: Tensor) -> None:
         return
     # Not in the memory of the values: tables whose outputs are added get the very same ones from
     # autograd, and each of them would scale those of all.
+    ids, values = entries(gradient)
     gradient.data = torch.sparse_coo_tensor(
-        gradient._indices(),
-        gradient._values() * factor,
+        ids.unsqueeze(0),
+        values * factor,
         gradient.shape,
         is_coalesced=gradient.is_coalesced(),
         check_invariants=False,

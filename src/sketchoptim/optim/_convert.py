@@ -7,30 +7,22 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
-from .. import moments
 from .._rows import of_gradient, row_chunks
 from .._sketch import LARGEST_VALUE
 from ..moments import Moment, Name
-from ..storage import PRESETS, Memory, Sketched
-from ._adagrad import Adagrad
+from ..storage import Memory
 from ._adam import Adam, AdamW
+from ._binding import EXACT, State, fresh_state, live_moments
+from ._catalogue import OPTIMIZERS
 from ._names import named_parameters
-from ._opened import opened_moments
-from ._rmsprop import RMSprop
 from ._schedulers import checked_schedulers, hand_over_
-from ._sgd import SGD
-from ._slot import State
 from .base import REFUSED_FLAGS, Group, Optimizer
 
-# By kind of torch.optim: ours, and what it calls the moments.
-_ADAM: dict[Name, str] = {"first": "exp_avg", "second": "exp_avg_sq"}
+# By kind of torch.optim: ours, and torch's keys of the moments.
 _KINDS: dict[type[torch.optim.Optimizer], tuple[type[Optimizer], dict[Name, str]]] = {
-    torch.optim.Adam: (Adam, _ADAM),
-    torch.optim.AdamW: (AdamW, _ADAM),
-    torch.optim.SparseAdam: (Adam, _ADAM),
-    torch.optim.Adagrad: (Adagrad, {"second": "sum"}),
-    torch.optim.RMSprop: (RMSprop, {"second": "square_avg"}),
-    torch.optim.SGD: (SGD, {"first": "momentum_buffer"}),
+    theirs: (ours, keys)
+    for ours in OPTIMIZERS.values()
+    for theirs, keys in ours.torch_twins.items()
 }
 _TAKE_NO_SPARSE = (torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop)
 # How torch.optim computes, not what: nothing is lost without them.
@@ -88,12 +80,12 @@ def from_torch(
             if step == 0 and parameter not in named_tables:
                 continue  # what it is, is settled by its first gradient
             is_table = parameter in named_tables or _is_table(optimizer, parameter, theirs, group)
-            in_force = group["memory"] if is_table else PRESETS["exact"]
-            ours.state[parameter] = ours._state_of(parameter, group, in_force)
+            in_force = group["memory"] if is_table else EXACT
+            ours.state[parameter] = fresh_state(ours, parameter, group, in_force)
             ours.state[parameter]["step"].fill_(step)
-            for name, moment in opened_moments(ours, parameter, group).items():
-                if theirs.get(keys[name]) is not None:
-                    _load_(moment, name, theirs[keys[name]], ours._fill(group))
+            for moment in live_moments(ours, parameter, group):
+                if moment is not None and theirs.get(keys[moment.name]) is not None:
+                    _load_(moment, theirs[keys[moment.name]], ours.fill(group))
     hand_over_(moved, optimizer, ours)
     return ours
 
@@ -259,7 +251,7 @@ def _is_table(
     """Whether the parameter gets sparse gradients."""
     if isinstance(optimizer, torch.optim.SparseAdam):
         return True
-    if isinstance(optimizer, _TAKE_NO_SPARSE) or group["memory"] == PRESETS["exact"]:
+    if isinstance(optimizer, _TAKE_NO_SPARSE) or group["memory"] == EXACT:
         return False
     if parameter.grad is not None:
         return parameter.grad.is_sparse
@@ -272,22 +264,18 @@ def _is_table(
     )
 
 
-def _load_(moment: Moment, name: Name, values: Tensor, start: float) -> None:
-    storage = getattr(moment, "storage", None)
-    if isinstance(storage, Sketched) and storage.decay == "bucket":
-        raise ValueError(
-            'decay="bucket" keeps averages of whole buckets, which cannot be made from moments; '
-            'use decay="paper" or "linear"'
-        )
+def _load_(moment: Moment, values: Tensor, start: float) -> None:
     rows = of_gradient(values)
-    if not isinstance(moment, moments.ExactMoment):
-        least = 0.0 if name == "second" else -LARGEST_VALUE
+    if not moment.is_exact:
+        least = 0.0 if moment.name == "second" else -LARGEST_VALUE
         for chunk in rows.chunks():
+            if not chunk.gradient.numel():
+                continue
             low, high = torch.aminmax(chunk.gradient)
             if not (low >= least and high <= LARGEST_VALUE):  # as a NaN is not
                 raise ValueError(
-                    f"the {name} moment of the parameter of shape {list(values.shape)} must be "
-                    f"between {least:.2g} and {LARGEST_VALUE:.2g}, got {low:.2g} to {high:.2g}"
+                    f"the {moment.name} moment of the parameter of shape {list(values.shape)} must "
+                    f"be between {least:.2g} and {LARGEST_VALUE:.2g}, got {low:.2g} to {high:.2g}"
                 )
     moment.load_(rows, start=start)
 
@@ -304,14 +292,14 @@ def _exact_state(
     if kind is torch.optim.SparseAdam:
         state["step"] = int(step)
     elif kind is not torch.optim.SGD:
-        state["step"] = step.clone()
-    opened = opened_moments(optimizer, parameter, group)
+        state["step"] = step.float()
+    kept = {it.name: it for it in live_moments(optimizer, parameter, group) if it is not None}
     for name, key in keys.items():
-        if name not in opened and kind is torch.optim.SGD:
+        if name not in kept and kind is torch.optim.SGD:
             continue  # without a buffer the next step starts one
         state[key] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-        if name in opened:
+        if name in kept:
             for part, ids in row_chunks(parameter):
-                rows = opened[name].estimate(ids).expand(-1, parameter.shape[1:].numel())
+                rows = kept[name].estimate(ids).expand(-1, parameter.shape[1:].numel())
                 state[key][part] = rows.reshape(state[key][part].shape).to(parameter.dtype)
     return state

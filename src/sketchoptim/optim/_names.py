@@ -1,4 +1,4 @@
-"""What the parameters of an optimizer are called."""
+"""Names of an optimizer's parameters."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,18 +7,31 @@ import torch
 from torch import Tensor
 
 
-def named_parameters(
+def keyed_parameters(
     optimizer: torch.optim.Optimizer,
-) -> Iterator[tuple[str, Tensor, dict[str, Any]]]:
-    """Every parameter with a name, its own or its number, and with its group."""
+) -> Iterator[tuple[str | int, Tensor, dict[str, Any]]]:
+    """Every parameter with its key, a name where it has one, else its number, and its group."""
     number = 0
     for group in optimizer.param_groups:
         names = group.get("param_names") or [""] * len(group["params"])
         for name, parameter in zip(names, group["params"], strict=True):
-            yield name or f"parameter {number}", parameter, group
+            yield name or number, parameter, group
             number += 1
 
 
+def named_parameters(
+    optimizer: torch.optim.Optimizer,
+) -> Iterator[tuple[str, Tensor, dict[str, Any]]]:
+    """Every parameter with a name for people, and its group."""
+    for key, parameter, group in keyed_parameters(optimizer):
+        yield key if isinstance(key, str) else f"parameter {key}", parameter, group
+
+
 def name_of(parameter: Tensor, optimizer: torch.optim.Optimizer) -> str:
-    """The name of one of them."""
+    """The name of one parameter."""
     return next(name for name, other, _ in named_parameters(optimizer) if other is parameter)
+
+
+def key_of(parameter: Tensor, optimizer: torch.optim.Optimizer) -> str | int:
+    """The key of one parameter, from which its hash is seeded."""
+    return next(key for key, other, _ in keyed_parameters(optimizer) if other is parameter)

@@ -1,16 +1,17 @@
 """RMSprop."""
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
+import torch
 from torch import Tensor
 from torch.optim import rmsprop as torch_rmsprop
 
+from .._validation import check_number
 from ..moments import Average
-from ..ops import Rule
+from ..ops import FusedRule
 from ..storage import Memory
-from ._checks import check_number
-from ._slot import State
-from .base import Group, Optimizer
+from ._binding import State
+from .base import Group, Optimizer, Twins
 
 
 class RMSprop(Optimizer):
@@ -31,6 +32,7 @@ class RMSprop(Optimizer):
     """
 
     moment_names = ("second",)
+    torch_twins: ClassVar[Twins] = {torch.optim.RMSprop: {"second": "square_avg"}}
 
     def __init__(
         self,
@@ -55,14 +57,14 @@ class RMSprop(Optimizer):
             nonfinite=nonfinite,
         )
 
-    def _check_options(self, group: Group) -> None:
-        super()._check_options(group)
-        check_number("alpha", group["alpha"], below=1.0)
-        check_number("eps", group["eps"])
+    def check_options(self, group: Group) -> None:
+        super().check_options(group)
+        check_number("alpha", group["alpha"], below=1.0, allow_tensor=True)
+        check_number("eps", group["eps"], allow_tensor=True)
 
-    def _rule(self, group: Group, step: int, *, memory: Memory, is_sparse: bool) -> Rule:
+    def rule(self, group: Group, step: int, *, memory: Memory, is_sparse: bool) -> FusedRule:
         alpha = float(group["alpha"])
-        return Rule(
+        return FusedRule(
             step_size=float(group["lr"]),
             second=Average(alpha, 1 - alpha),
             eps=float(group["eps"]),
@@ -71,7 +73,7 @@ class RMSprop(Optimizer):
             clip=memory.clip,
         )
 
-    def _torch_step_(self, group: Group, parameters: list[Tensor], states: list[State]) -> None:
+    def torch_step_(self, group: Group, parameters: list[Tensor], states: list[State]) -> None:
         torch_rmsprop.rmsprop(
             parameters,
             [p.grad for p in parameters if p.grad is not None],

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
+from .. import _torch_private
+
 
 def checked_schedulers(
     optimizer: torch.optim.Optimizer, schedulers: Sequence[LRScheduler] | None
@@ -13,7 +15,7 @@ def checked_schedulers(
     """Every scheduler of the optimizer to hand over, those inside others too."""
     if schedulers is None:
         # Schedulers mark the step of what they steer; one that is forgotten would steer nothing.
-        if hasattr(optimizer.step, "_wrapped_by_lr_sched"):
+        if _torch_private.has_scheduler(optimizer):
             raise ValueError(
                 "the optimizer has a learning rate scheduler, which must be handed over: "
                 "give schedulers=[scheduler], or schedulers=[] to leave it behind"
@@ -35,7 +37,7 @@ def hand_over_(
     """Makes schedulers steer the new optimizer, which has the groups of the old one."""
     if schedulers:
         _Mark(new)
-        new._opt_called = getattr(old, "_opt_called", False)  # type: ignore[attr-defined]
+        _torch_private.mark_as_stepped_(new, _torch_private.was_stepped(old))
     for scheduler in schedulers:
         scheduler.optimizer = new
 

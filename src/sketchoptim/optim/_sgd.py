@@ -1,16 +1,17 @@
 """Stochastic gradient descent with momentum."""
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
+import torch
 from torch import Tensor
 from torch.optim import sgd as torch_sgd
 
+from .._validation import check_flag, check_number
 from ..moments import Average, Name
-from ..ops import Rule
+from ..ops import FusedRule
 from ..storage import Memory, Storage
-from ._checks import check_flag, check_number
-from ._slot import State
-from .base import Group, Optimizer
+from ._binding import State
+from .base import Group, Optimizer, Twins
 
 
 class SGD(Optimizer):
@@ -32,22 +33,23 @@ class SGD(Optimizer):
         lr: Learning rate.
         momentum: Decay of the momentum; 0 for none.
         dampening: Share of the gradient that does not enter the momentum.
-        nesterov: Look ahead; needs momentum and no dampening.
         weight_decay: Joins the gradient (of touched rows, where it is sparse).
+        nesterov: Look ahead; needs momentum and no dampening.
         memory, maximize, nonfinite: As in `Adam`; `memory.second` is not used.
     """
 
     moment_names = ("first",)
+    torch_twins: ClassVar[Twins] = {torch.optim.SGD: {"first": "momentum_buffer"}}
     late_moments = ("first",)
 
     def __init__(
         self,
         params: Any,
         lr: float | Tensor = 1e-3,
-        momentum: float = 0.9,
+        momentum: float = 0.0,
         dampening: float = 0.0,
-        nesterov: bool = False,
         weight_decay: float = 0.0,
+        nesterov: bool = False,
         *,
         memory: str | Memory = "lean",
         maximize: bool = False,
@@ -58,17 +60,17 @@ class SGD(Optimizer):
             lr=lr,
             momentum=momentum,
             dampening=dampening,
-            nesterov=nesterov,
             weight_decay=weight_decay,
+            nesterov=nesterov,
             memory=memory,
             maximize=maximize,
             nonfinite=nonfinite,
         )
 
-    def _check_options(self, group: Group) -> None:
-        super()._check_options(group)
-        check_number("momentum", group["momentum"], below=1.0)
-        check_number("dampening", group["dampening"])
+    def check_options(self, group: Group) -> None:
+        super().check_options(group)
+        check_number("momentum", group["momentum"], below=1.0, allow_tensor=True)
+        check_number("dampening", group["dampening"], allow_tensor=True)
         check_flag("nesterov", group["nesterov"])
         if group["nesterov"] and (group["momentum"] == 0 or group["dampening"] != 0):
             raise ValueError(
@@ -79,11 +81,11 @@ class SGD(Optimizer):
     def storages(self, group: Group, memory: Memory) -> dict[Name, Storage]:
         return super().storages(group, memory) if group["momentum"] else {}
 
-    def _rule(self, group: Group, step: int, *, memory: Memory, is_sparse: bool) -> Rule:
+    def rule(self, group: Group, step: int, *, memory: Memory, is_sparse: bool) -> FusedRule:
         momentum = float(group["momentum"])
         has_momentum = bool(momentum) and memory.first is not None
         weight = 1.0 if step == 1 else 1 - float(group["dampening"])
-        return Rule(
+        return FusedRule(
             step_size=float(group["lr"]),
             first=Average(momentum, weight) if has_momentum else None,
             nesterov=momentum if has_momentum and group["nesterov"] else None,
@@ -92,14 +94,14 @@ class SGD(Optimizer):
             clip=memory.clip,
         )
 
-    def _torch_step_(self, group: Group, parameters: list[Tensor], states: list[State]) -> None:
+    def torch_step_(self, group: Group, parameters: list[Tensor], states: list[State]) -> None:
+        has_momentum = bool(group["momentum"])
         # torch.optim starts from no buffer at all, which is how it leaves the first step undamped.
-        buffers: list[Tensor | None] = [
-            state["first_values"]
-            if group["momentum"] and state["step"] > state.get("began_after", 0)
-            else None
-            for state in states
+        has_buffer = [
+            has_momentum and state["step"] > state.get("began_after", 0) for state in states
         ]
+        kept = [state["first_values"] if has_momentum else None for state in states]
+        buffers = [buffer if has else None for buffer, has in zip(kept, has_buffer, strict=True)]
         torch_sgd.sgd(
             parameters,
             [p.grad for p in parameters if p.grad is not None],
@@ -111,7 +113,8 @@ class SGD(Optimizer):
             nesterov=group["nesterov"],
             maximize=group["maximize"],
         )
-        for state, buffer in zip(states, buffers, strict=True):
+        for state, has, own, buffer in zip(states, has_buffer, kept, buffers, strict=True):
             state["step"] += 1
-            if buffer is not None:
-                state["first_values"] = buffer
+            if own is not None and not has:
+                # torch's has the strides of the gradient; kernels need ours.
+                own.copy_(buffer)

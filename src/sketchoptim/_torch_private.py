@@ -1,0 +1,107 @@
+"""Every private name of torch that the library uses, with the reason and what could replace it."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# torch.compiler.disable is public and does the same, but takes two seconds to import.
+from torch._compile import _disable_dynamo as disable_dynamo
+from torch.optim import optimizer as _torch_optimizer
+
+__all__ = [
+    "after_load",
+    "after_state_dict",
+    "before_load",
+    "before_state_dict",
+    "disable_dynamo",
+    "entries",
+    "has_scheduler",
+    "hooked_when_needed",
+    "mark_as_stepped_",
+    "was_stepped",
+]
+
+
+def entries(gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """The ids ``[k]`` and values of a sparse gradient, duplicates included.
+
+    The public `indices` and `values` refuse gradients that are not coalesced; coalescing them
+    would copy every row.
+    """
+    return gradient._indices()[0], gradient._values()
+
+
+def hooked_when_needed(step: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's wrapper around an optimizer's `step`, for calls in which it has something to do.
+
+    The wrapper opens a profiler record even without a profiler, which with cold caches takes as
+    long as the rest of a small step. Without these names: always use torch's wrapper.
+    """
+    recorded = torch.optim.Optimizer.profile_hook_step(step)
+
+    @functools.wraps(step)
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        is_watched = (
+            torch.autograd.profiler._is_profiler_enabled
+            or self._optimizer_step_pre_hooks
+            or self._optimizer_step_post_hooks
+            or _torch_optimizer._global_optimizer_pre_hooks
+            or _torch_optimizer._global_optimizer_post_hooks
+        )
+        return (recorded if is_watched else step)(self, *args, **kwargs)
+
+    return wrapper
+
+
+# -- hooks of users on state_dict and load_state_dict ---------------------------------------------
+# Optimizer.state_dict and load_state_dict call them, but also cast counters to the parameter's
+# dtype, so ours replace both. Without these names: call the methods of torch and cast back.
+
+
+def before_state_dict(optimizer: torch.optim.Optimizer) -> None:
+    for hook in optimizer._optimizer_state_dict_pre_hooks.values():
+        hook(optimizer)
+
+
+def after_state_dict(optimizer: torch.optim.Optimizer, packed: dict[str, Any]) -> dict[str, Any]:
+    """What the hooks make of a packed state."""
+    for hook in optimizer._optimizer_state_dict_post_hooks.values():
+        packed = _result_or(packed, hook(optimizer, packed))
+    return packed
+
+
+def before_load(optimizer: torch.optim.Optimizer, packed: dict[str, Any]) -> dict[str, Any]:
+    """What the hooks make of a state that is about to be loaded."""
+    for hook in optimizer._optimizer_load_state_dict_pre_hooks.values():
+        packed = _result_or(packed, hook(optimizer, packed))
+    return packed
+
+
+def after_load(optimizer: torch.optim.Optimizer) -> None:
+    for hook in optimizer._optimizer_load_state_dict_post_hooks.values():
+        hook(optimizer)
+
+
+def _result_or(packed: dict[str, Any], result: Any) -> dict[str, Any]:
+    return packed if result is None else result
+
+
+# -- learning rate schedulers ---------------------------------------------------------------------
+# They mark the `step` of the optimizer that they steer, and warn by the marks. Without these names:
+# build new schedulers for a converted optimizer.
+
+
+def has_scheduler(optimizer: torch.optim.Optimizer) -> bool:
+    return hasattr(optimizer.step, "_wrapped_by_lr_sched")
+
+
+def was_stepped(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a scheduler has seen a step of the optimizer."""
+    return bool(getattr(optimizer, "_opt_called", False))
+
+
+def mark_as_stepped_(optimizer: torch.optim.Optimizer, was_stepped: bool) -> None:
+    optimizer._opt_called = was_stepped  # type: ignore[attr-defined]

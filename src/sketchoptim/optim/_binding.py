@@ -1,0 +1,237 @@
+"""A parameter bound to its state and its group's options: what its steps have in common."""
+
+import ctypes
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import moments, ops
+from .._rows import PLAIN_TENSORS, check_storage
+from ..moments import Moment, Moments, Name, Parts, Table
+from ..ops import AnyRule
+from ..storage import PRESETS, Memory, Storage
+from . import _checks, _state
+from ._names import key_of
+
+if TYPE_CHECKING:
+    from .base import Group, Optimizer
+
+State = dict[str, Any]
+Options = tuple[object, ...]
+
+EXACT = PRESETS["exact"]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Binding:
+    """One parameter with its state and options; immutable, and built again when they change.
+
+    Kept from step to step, because building it takes longer than a small step: a binding and its
+    kernels take about 150 us, a step on four short rows 15 us (`experiments bench --only small`).
+    """
+
+    parameter: Tensor
+    state: State
+    options: Options
+    group_memory: Memory
+    memory: Memory
+    """The memory in force: the group's, or exact."""
+    storages: dict[Name, Storage]
+    moments: Moments
+    kernels: ops.Kernels | None
+    fallback_reason: str | None
+    """Why there are no kernels, where a user can change that."""
+    delegates_to_torch: bool
+    """Whether its dense gradients go to torch.optim's own function."""
+    is_watched: bool
+    """Whether a step of it may call for a warning."""
+    step_count: ctypes.c_double
+    """The memory of the state's `step`: torch and NumPy take longer to get at it."""
+    began_after: int
+    """Steps before its moments were switched on."""
+    maintained: tuple[tuple[Name, Moment], ...]
+    """The moments that have something to do between steps."""
+    layout: tuple[torch.Size, torch.dtype, tuple[int, ...], int]
+    """Shape, dtype, strides and address of the parameter."""
+    addresses: tuple[tuple[str, Tensor, int], ...]
+    """The tensors of the state, and where their numbers are."""
+
+    @property
+    def is_compressed(self) -> bool:
+        return self.memory is not EXACT
+
+    def is_current(self, state: State | None, options: Options | None) -> bool:
+        """Whether parameter, state and options are those it was built for, where they were.
+
+        Without options, whether parameter and state are.
+        """
+        shape, dtype, stride, address = self.layout
+        parameter = self.parameter
+        if (
+            state is not self.state
+            or (options is not self.options and options is not None)
+            or parameter.dtype is not dtype
+            or parameter.shape != shape
+            or parameter.stride() != stride
+            or (address and parameter.data_ptr() != address)
+        ):
+            return False
+        for key, tensor, place in self.addresses:
+            if state.get(key) is not tensor or (place and tensor.data_ptr() != place):
+                return False
+        return True
+
+
+class BoundStep(NamedTuple):
+    """One parameter's step, checked and ready to run."""
+
+    binding: Binding
+    rule: AnyRule
+    step: ops.PreparedStep
+    number: int
+    is_skipped: bool
+    fallback_reason: str | None
+
+    def run_(self) -> None:
+        """Moves the parameter and its moments, or counts a step that is skipped."""
+        binding = self.binding
+        if self.is_skipped:
+            binding.state["skipped"] = binding.state.get("skipped", 0) + 1
+            return
+        binding.step_count.value = self.number
+        if binding.parameter.numel():
+            self.step.run_()
+        for name, moment in binding.maintained:
+            if moment.maintain_(self.number):
+                binding.state.update(_state.keyed(name, moment.tensors))
+
+    def warnings(self) -> Iterator[tuple[str, str]]:
+        """What is wrong with the way the parameter is stepped, each with a key."""
+        binding = self.binding
+        if self.fallback_reason:
+            yield (
+                "fallback",
+                "is stepped by the reference kernels, which are many times slower: "
+                f"{self.fallback_reason}",
+            )
+        first, average = binding.moments.first, self.rule.first
+        overload = first and average and first.overload(self.step.touched, average.decay)
+        if overload:
+            yield "overload", f"has {overload}"
+        if binding.storages and binding.memory != binding.group_memory:
+            yield (
+                "exact",
+                "has a sparse gradient, but is kept exactly, because its first gradient was dense. "
+                "Put it into a group that names its memory to compress it from the beginning",
+            )
+
+
+def bind(
+    optimizer: "Optimizer",
+    parameter: Tensor,
+    group: "Group",
+    options: Options,
+    previous: Binding | None,
+) -> Binding:
+    """The binding of a parameter that has a gradient; nothing of the optimizer changes.
+
+    New state is in the binding alone until the optimizer takes it over.
+    """
+    _checks.check_parameter(parameter)
+    state = optimizer.state.get(parameter)
+    memory = optimizer.memory_in_force(parameter, group)
+    storages = optimizer.storages(group, memory)
+    derived: dict[str, Any] = {
+        "options": options,
+        "group_memory": group["memory"],
+        "delegates_to_torch": memory is EXACT and optimizer.torch_step_ is not None,
+    }
+    if previous is not None and previous.is_current(state, None):
+        _checks.check_memory(previous.group_memory, group["memory"])
+        if memory is previous.memory and storages == previous.storages:
+            return dataclasses.replace(previous, **derived)
+    if state:
+        table = _table(optimizer, parameter)
+        _state.check_live(table, state, optimizer.stored_moments(group, memory, state))
+    state = fresh_state(optimizer, parameter, group, memory)
+    opened = open_moments(storages, state)
+    kernels, reason = ops.find_kernels(parameter, opened)
+    is_plain = type(parameter) in PLAIN_TENSORS
+    return Binding(
+        parameter=parameter,
+        state=state,
+        memory=memory,
+        storages=storages,
+        moments=opened,
+        kernels=kernels,
+        fallback_reason=reason,
+        is_watched=opened.first is not None or memory != group["memory"],
+        step_count=ctypes.c_double.from_address(state["step"].data_ptr()),
+        began_after=state.get("began_after", 0),
+        maintained=tuple(
+            (moment.name, moment) for moment in opened if moment and moment.has_maintenance
+        ),
+        layout=(
+            parameter.shape,
+            parameter.dtype,
+            parameter.stride(),
+            parameter.data_ptr() if is_plain else 0,
+        ),
+        addresses=_addresses(state),
+        **derived,
+    )
+
+
+def fresh_state(optimizer: "Optimizer", parameter: Tensor, group: "Group", memory: Memory) -> State:
+    """The parameter's state with all that `memory` asks for: the old one if nothing is missing."""
+    state: State = optimizer.state.get(parameter) or {}
+    fresh: State = {}
+    if not state:
+        fresh |= {
+            "step": torch.zeros((), dtype=torch.float64, device="cpu"),
+            "is_compressed": memory is not EXACT,
+            "shape": torch.tensor(parameter.shape, dtype=torch.int64, device="cpu"),
+        }
+    for name, storage in optimizer.storages(group, memory).items():
+        if not _state.parts_of(state, name):
+            if state:  # it was switched on later
+                fresh["began_after"] = int(state["step"])
+            table = _table(optimizer, parameter)
+            tensors = moments.create(storage, name, table, optimizer.fill(group))
+            fresh |= _state.keyed(name, tensors)
+    return {**state, **fresh} if fresh else state
+
+
+def open_moments(storages: dict[Name, Storage], state: State) -> Moments:
+    """The moments over the tensors of a state; None for one that it does not have."""
+    found: dict[Name, Moment] = {}
+    for name, storage in storages.items():
+        tensors: Parts = _state.parts_of(state, name)
+        if tensors:  # SGD's momentum may have been switched on since the last step
+            found[name] = moments.open_moment(storage, name, tensors)
+    return Moments(found.get("first"), found.get("second"))
+
+
+def live_moments(optimizer: "Optimizer", parameter: Tensor, group: "Group") -> Moments:
+    """The moments of a parameter that has state, to look at or to fill."""
+    storages = optimizer.storages(group, optimizer.memory_in_force(parameter, group))
+    return open_moments(storages, optimizer.state[parameter])
+
+
+def _table(optimizer: "Optimizer", parameter: Tensor) -> Table:
+    key = key_of(parameter, optimizer)
+    return Table(parameter.shape, parameter.dtype, parameter.device, key)
+
+
+def _addresses(state: State) -> tuple[tuple[str, Tensor, int], ...]:
+    found = []
+    for key, tensor in state.items():
+        if isinstance(tensor, Tensor):
+            check_storage(f"{key} of the state", tensor)
+            is_plain = type(tensor) in PLAIN_TENSORS
+            found.append((key, tensor, tensor.data_ptr() if is_plain else 0))
+    return tuple(found)

@@ -1,0 +1,129 @@
+"""The state of one parameter: its keys, and whether it is sound, live or saved."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import moments
+from .._validation import check_flag
+from ..moments import Name, Parts, Table
+from ..storage import Storage
+
+State = dict[str, Any]
+
+# Keys beside the parts of moments, which are named "first_..." and "second_...".
+_REQUIRED = ("step", "is_compressed", "shape")
+_OPTIONAL = ("began_after", "skipped")
+
+
+def keyed(name: Name, tensors: Parts) -> State:
+    """The tensors of a moment under their keys in a state."""
+    return {f"{name}_{part}": tensor for part, tensor in tensors.items()}
+
+
+def parts_of(state: State, name: Name) -> Parts:
+    """The tensors of one moment, by the name of their part."""
+    prefix = f"{name}_"
+    return {
+        key.removeprefix(prefix): tensor
+        for key, tensor in state.items()
+        if isinstance(key, str) and key.startswith(prefix)
+    }
+
+
+def check_live(table: Table, state: State, storages: dict[Name, Storage]) -> None:
+    """Raises unless steps of the parameter can go on from the state as it is."""
+    owner = f"the parameter of shape {list(table.shape)}"
+    remedy = (
+        "build the optimizer after the model is resized or converted, and put state into it with "
+        "load_state_dict()"
+    )
+    step = state.get("step")
+    if not (isinstance(step, Tensor) and step.dtype == torch.float64 and step.is_cpu):
+        raise TypeError(
+            f"step of {owner} must be torch.float64 on the CPU, got {step!r}; "
+            "fill the tensor that is there, or use load_state_dict()"
+        )
+    _check(owner, table, state, storages, remedy=remedy, is_live=True)
+
+
+def check_saved(where: str, table: Table, state: Any, storages: dict[Name, Storage]) -> None:
+    """Raises unless a state from a checkpoint is sound and one for such a parameter."""
+    remedy = "load what state_dict() gave, uncast, into the optimizer of such a model"
+    _check(where, table, state, storages, remedy=remedy, is_live=False)
+    known = {*_REQUIRED, *_OPTIONAL}
+    for name, storage in storages.items():
+        tensors = parts_of(state, name)
+        known |= keyed(name, tensors).keys()
+        damage = moments.state_damage(storage, name, table, tensors)
+        if damage is not None:
+            raise ValueError(f"the {name} moment of {where} is damaged: {damage}; {remedy}")
+    foreign = sorted(map(str, state.keys() - known))
+    if foreign:
+        raise ValueError(
+            f"the state of {where} must have no keys but {sorted(known)}, got {foreign}"
+        )
+    for key in _OPTIONAL:
+        count = state.get(key, 0)
+        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+            raise ValueError(f"{key} of {where} must be an int >= 0, got {count!r}; {remedy}")
+
+
+def _check(
+    owner: str,
+    table: Table,
+    state: Any,
+    storages: dict[Name, Storage],
+    *,
+    remedy: str,
+    is_live: bool,
+) -> None:
+    if not isinstance(state, dict):
+        raise TypeError(f"the state of {owner} must be a dict, got {state!r}; {remedy}")
+    for key in _REQUIRED:
+        if key not in state:
+            raise ValueError(f"the state of {owner} must have the key {key!r}; {remedy}")
+    check_step(f"step of {owner}", state["step"], remedy=remedy)
+    check_flag(f"is_compressed of {owner}", state["is_compressed"], remedy=remedy)
+    known = state["shape"]
+    found = known.tolist() if isinstance(known, Tensor) else known
+    if found != list(table.shape):
+        raise ValueError(
+            f"the state of {owner} must be for shape {list(table.shape)}, got {found}; {remedy}"
+        )
+    for name, storage in storages.items():
+        mismatch = moments.state_mismatch(
+            storage, name, table, parts_of(state, name), is_live=is_live
+        )
+        if mismatch is not None:
+            raise ValueError(
+                f"the {name} moment of {owner} must be kept in {storage}, but {mismatch}; {remedy}"
+            )
+
+
+def check_step(name: str, step: Any, *, remedy: str) -> int:
+    """The step count, where it is a whole number."""
+    value = step.item() if isinstance(step, Tensor) and step.numel() == 1 else step
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number, got {step!r}; {remedy}")
+    if not (math.isfinite(value) and value >= 0 and value == int(value)):
+        raise ValueError(f"{name} must be a whole number >= 0, got {value}; {remedy}")
+    return int(value)
+
+
+def restored(
+    parameter: Tensor, key: str | int, state: State, storages: dict[Name, Storage]
+) -> State:
+    """A copy of a checked state on the parameter's device, each part in its own dtype."""
+    table = Table(parameter.shape, parameter.dtype, parameter.device, key)
+    copied: State = {
+        "step": torch.tensor(float(state["step"]), dtype=torch.float64, device="cpu"),
+        "is_compressed": state["is_compressed"],
+        "shape": torch.tensor(parameter.shape, dtype=torch.int64, device="cpu"),
+    }
+    copied |= {name: state[name] for name in _OPTIONAL if name in state}
+    for name, storage in storages.items():
+        copied |= keyed(name, moments.restored(storage, name, table, parts_of(state, name)))
+    return copied
