@@ -4,26 +4,32 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.up-to-date
 NATIVE := CMakeLists.txt $(shell find csrc 2>/dev/null)
 
+# The experiments read their data from this folder; tests that need it skip without it.
+ifneq ($(wildcard ../shared/data),)
+SKETCHOPTIM_DATA ?= $(abspath ../shared/data)
+export SKETCHOPTIM_DATA
+endif
+
 .PHONY: setup check test demo docs format sanitize clean
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt $(NATIVE)
+$(STAMP): pyproject.toml experiments/pyproject.toml constraints.txt $(NATIVE)
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("sketchoptim needs Python 3.11 or newer, but $(PYTHON) is " + sys.version.split()[0] + "; try: make PYTHON=python3.11 $(MAKECMDGOALS)")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' -e ./experiments
 	@touch $@
 
 check: setup
 	$(BIN)/ruff check --quiet
 	$(BIN)/ruff format --check --quiet
-	$(BIN)/mypy --strict src
+	$(BIN)/mypy --strict src experiments
 
 test: check
 	$(BIN)/pytest
 
 demo: setup
-	$(BIN)/sketchoptim demo
+	$(BIN)/experiments demo
 
 # The site, in site/: the API pages come from the docstrings in src/, and nothing is fetched. The
 # variable silences a notice about the theme's future, which is no warning about our pages.
@@ -55,5 +61,5 @@ build/sanitize/%: $(SANITIZED) $(wildcard csrc/*.h)
 	$(CXX) $(SANITIZE) $@.objects/*.o -o $@
 
 clean:
-	rm -rf $(VENV) build dist site .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache
-	find src tests benchmarks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+	rm -rf $(VENV) build dist site experiments/build experiments/*.egg-info .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find src tests experiments -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

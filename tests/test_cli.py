@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import sketchoptim as so
 from sketchoptim._cli import build_app, main
-from sketchoptim.experiments.checkpoints import read_json
+from experiments.checkpoints import read_json
 
 LEAN_RUN = Path("runs") / "lean-0.1-0.003-seed0"
 

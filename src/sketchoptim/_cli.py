@@ -1,8 +1,8 @@
-"""The command line: `sketchoptim demo | train | reproduce | plan | inspect | bench | doctor`."""
+"""The command line: `sketchoptim plan | inspect | doctor`."""
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from . import __version__
 from .diagnostics._ladder import Finest
@@ -28,14 +28,26 @@ def main() -> None:
 
 
 def build_app() -> "typer.Typer":
-    """The commands. Made on demand, because the library itself does without typer and rich."""
+    """The commands. Built on demand, because the library itself needs neither typer nor rich."""
     import typer
     from rich.console import Console
+    from typer.core import TyperGroup
 
     from .diagnostics import plan as make_plan
     from .diagnostics._doctor import findings
     from .diagnostics._inspection import inspect_checkpoint
-    from .experiments.commands import Commands, add_commands
+
+    class Commands(TyperGroup):
+        """The commands; errors that the user can fix end them with one line and status 2."""
+
+        def invoke(self, ctx: Any) -> Any:
+            try:
+                return super().invoke(ctx)
+            except BrokenPipeError:  # the reader of our output has left; click ends silently
+                raise
+            except (OSError, ValueError) as error:
+                typer.echo(f"error: {error}", err=True)
+                raise typer.Exit(2) from error
 
     app = typer.Typer(
         cls=Commands,
@@ -43,7 +55,6 @@ def build_app() -> "typer.Typer":
         no_args_is_help=True,
         add_completion=False,
     )
-    add_commands(app)
 
     def show_version(is_asked: bool) -> None:
         if is_asked:
@@ -60,50 +71,6 @@ def build_app() -> "typer.Typer":
         ] = False,
     ) -> None:
         pass
-
-    @app.command()
-    def bench(
-        quick: Annotated[
-            bool, typer.Option("--quick", help="Smaller tables, fewer repetitions: a minute.")
-        ] = False,
-        only: Annotated[
-            list[str] | None, typer.Option(help="A part: steps, scaling or training; repeatable.")
-        ] = None,
-        case: Annotated[
-            list[str] | None,
-            typer.Option(help="Rows x dim x touched rows, like 793471x256x4096; repeatable."),
-        ] = None,
-        method: Annotated[
-            list[str] | None, typer.Option(help="A method, like lean or fbgemm; repeatable.")
-        ] = None,
-        threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
-        clock: Annotated[
-            str, typer.Option(help="wall, or cpu: what one thread took, on a busy machine too.")
-        ] = "wall",
-        seconds: Annotated[
-            float | None, typer.Option(min=0.0, help="Time a method gets in each comparison.")
-        ] = None,
-        counts: Annotated[
-            Path | None,
-            typer.Option(exists=True, dir_okay=False, help="LM1B's word counts, a .npy file."),
-        ] = None,
-        output: Annotated[
-            Path, typer.Option(file_okay=False, help="Folder for the JSON file and the plots.")
-        ] = Path("build/bench"),
-    ) -> None:
-        """Time an optimizer's step: ours against torch's, FBGEMM's and a sketch in torch."""
-        from .experiments import bench as benches  # draws in matplotlib
-
-        settings = benches.selected(
-            quick=quick,
-            parts=only,
-            cases=case,
-            methods=method,
-            threads=threads,
-            clock=clock,
-            seconds=seconds,
-        )
-        benches.run_bench(settings, counts=counts, output=output, console=Console())
 
     @app.command()
     def plan(

@@ -7,12 +7,12 @@ import pytest
 
 import sketchoptim as so
 from sketchoptim.diagnostics import Shadow
-from sketchoptim.experiments.corpora import read_wikitext
-from sketchoptim.experiments.methods import Method
-from sketchoptim.experiments.models import ModelSettings
-from sketchoptim.experiments.settings import TrainSettings
-from sketchoptim.experiments.tasks import NextWords
-from sketchoptim.experiments.train import Training
+from experiments.corpora import read_wikitext
+from experiments.methods import Method
+from experiments.models import ModelSettings
+from experiments.settings import TrainSettings
+from experiments.tasks import NextWords
+from experiments.training import Training
 
 DATA = Path(os.environ.get("SKETCHOPTIM_DATA", Path(__file__).parents[3] / "shared" / "data"))
 

@@ -11,13 +11,13 @@ pytest.importorskip("typer", reason="the command line needs typer")
 from typer.testing import CliRunner
 
 from sketchoptim._cli import build_app
-from sketchoptim.experiments.classifier import ClassifierSettings
-from sketchoptim.experiments.data import DataSettings
-from sketchoptim.experiments.methods import Method
-from sketchoptim.experiments.models import ModelSettings
-from sketchoptim.experiments.recipes import Recipe, Setting, SweepSettings
-from sketchoptim.experiments.settings import TrainSettings
-from sketchoptim.experiments.text_classifier import TextClassifierSettings
+from experiments.classifier import ClassifierSettings
+from experiments.data import DataSettings
+from experiments.methods import Method
+from experiments.models import ModelSettings
+from experiments.recipes import Recipe, Setting, SweepSettings
+from experiments.settings import TrainSettings
+from experiments.text_classifier import TextClassifierSettings
 
 PAGE = (Path(__file__).parents[2] / "docs" / "command_line.md").read_text("utf-8")
 RECIPE, SHAPES = re.findall(r"^```toml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)

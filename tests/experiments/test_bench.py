@@ -10,8 +10,8 @@ from torch import nn
 from typer.testing import CliRunner
 
 from sketchoptim._cli import build_app
-from sketchoptim.experiments.bench import measure, methods, run_bench, selected
-from sketchoptim.experiments.bench.cases import (
+from experiments.bench import measure, methods, run_bench, selected
+from experiments.bench.cases import (
     CASES,
     Case,
     Point,
@@ -19,9 +19,9 @@ from sketchoptim.experiments.bench.cases import (
     Sweep,
     TrainingShape,
 )
-from sketchoptim.experiments.bench.gradients import WordLaw
-from sketchoptim.experiments.bench.measure import Entrant, Timing, interleaved
-from sketchoptim.experiments.bench.methods import BY_NAME, RIVALS
+from experiments.bench.gradients import WordFrequencies
+from experiments.bench.measure import Entrant, Timing, interleaved
+from experiments.bench.methods import BY_NAME, RIVALS
 from sketchoptim.ops import cpu
 
 OURS = ("lean", "row-wise", "exact", "paper-v-only", "paper-mv", "paper-mv-bf16", "linear-mv")
@@ -70,7 +70,7 @@ def small_caches():
 
 @pytest.fixture
 def law():
-    return WordLaw(np.array([8.0, 4.0, 2.0, 1.0, 1.0]), source="five words")
+    return WordFrequencies(np.array([8.0, 4.0, 2.0, 1.0, 1.0]), source="five words")
 
 
 @pytest.fixture(scope="module")
@@ -203,7 +203,7 @@ def test_the_first_distinct_word_of_a_text_follows_the_counts(law):
 def test_too_few_counts_get_a_clear_error(tmp_path):
     np.save(tmp_path / "counts.npy", np.ones(10))
     with pytest.raises(ValueError, match="must hold at least 11 positive counts"):
-        WordLaw.from_file(tmp_path / "counts.npy", rows=11)
+        WordFrequencies.from_file(tmp_path / "counts.npy", rows=11)
 
 
 # -- methods ---------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ def test_too_few_counts_get_a_clear_error(tmp_path):
 
 @pytest.mark.parametrize("name", [name for name in BY_NAME if name != "fbgemm"])
 def test_a_step_moves_the_touched_rows_and_no_others(name):
-    law = WordLaw.zipf(rows=200)
+    law = WordFrequencies.zipf(rows=200)
     parameter = nn.Parameter(torch.ones(200, 8))
     rival = BY_NAME[name]
     method = rival.build(parameter, rival.memory)
@@ -230,7 +230,7 @@ def test_fbgemm_moves_the_touched_rows_and_no_others():
     method = methods.FbgemmStepper(nn.Parameter(torch.zeros(200, 8)))
     (weights,) = method.tables.split_embedding_weights()
     before = weights.clone()
-    batch = WordLaw.zipf(rows=200).coalesced(200, 8, 30, seed=0)
+    batch = WordFrequencies.zipf(rows=200).coalesced(200, 8, 30, seed=0)
     method.prepare(batch)
     method.step()
     assert torch.equal((weights != before).any(1).nonzero().flatten(), batch.ids)
@@ -243,7 +243,7 @@ def test_the_sketch_in_torch_operations_uses_no_native_kernel(monkeypatch):
     monkeypatch.setattr(cpu, "NativeStep", fail)
     rival = BY_NAME["torch-ops-lean"]
     method = rival.build(nn.Parameter(torch.ones(50, 4)), rival.memory)
-    method.prepare(WordLaw.zipf(rows=50).coalesced(50, 4, 3, seed=0))
+    method.prepare(WordFrequencies.zipf(rows=50).coalesced(50, 4, 3, seed=0))
     method.step()
 
 
@@ -270,7 +270,7 @@ def test_ideal_state_traffic_is_never_more_than_the_state_there_and_back(name):
     rival = BY_NAME[name]
     parameter = nn.Parameter(torch.ones(60, 8))
     method = rival.build(parameter, rival.memory)
-    method.prepare(WordLaw.zipf(rows=60).coalesced(60, 8, 50, seed=0))
+    method.prepare(WordFrequencies.zipf(rows=60).coalesced(60, 8, 50, seed=0))
     method.step()
     sizes = {"rows": 60, "dim": 8, "entries": 50, "touched": 50}
     stateless = BY_NAME["sgd"].ideal_bytes(**sizes)

@@ -1,11 +1,11 @@
 import pytest
 import torch
 
-from sketchoptim.experiments.classifier import ClassifierSettings
-from sketchoptim.experiments.corpora import NoisyViews
-from sketchoptim.experiments.settings import TrainSettings
-from sketchoptim.experiments.tasks import ClassOfView
-from sketchoptim.experiments.train import Training
+from experiments.classifier import ClassifierSettings
+from experiments.corpora import NoisyViews
+from experiments.settings import TrainSettings
+from experiments.tasks import ClassOfView
+from experiments.training import Training
 
 
 @pytest.fixture
@@ -22,10 +22,10 @@ def settings(**changes) -> TrainSettings:
 @pytest.mark.parametrize("method", ["lean", "adagrad-paper-v-only"])
 def test_a_classifier_learns_classes_from_noisy_views(task, method):
     training = Training(task, settings(method=method))
-    before = task.measured(training.model, "test", limit=200)
+    before = task.measure(training.model, "test", limit=200)
     list(training.steps())
     assert before > 80
-    assert task.measured(training.model, "test", limit=200) < 40
+    assert task.measure(training.model, "test", limit=200) < 40
 
 
 def test_a_pass_shows_every_class_once_on_average(task):

@@ -3,7 +3,7 @@ import re
 import numpy as np
 import pytest
 
-from sketchoptim.experiments.data import DataSettings, find_data
+from experiments.data import DataSettings, find_data
 
 
 @pytest.mark.parametrize(

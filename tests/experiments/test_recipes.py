@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 import sketchoptim as so
-from sketchoptim.experiments.data import DataSettings
-from sketchoptim.experiments.recipes import SweepSettings, load_recipe, parse_recipe, recipe_names
+from experiments.data import DataSettings
+from experiments.recipes import SweepSettings, load_recipe, parse_recipe, recipe_names
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 TEXT = """
@@ -89,10 +89,10 @@ def test_a_method_has_its_own_memory_title_options_and_rates():
 
 def test_methods_are_chosen_by_name():
     recipe = parse_recipe("test", TEXT)
-    assert [c.method.name for c in recipe.chosen(["own"])] == ["own"]
-    assert [c.method.name for c in recipe.chosen(None)] == ["exact", "own"]
+    assert [c.method.name for c in recipe.select(["own"])] == ["own"]
+    assert [c.method.name for c in recipe.select(None)] == ["exact", "own"]
     with pytest.raises(ValueError, match="method must be one of exact, own, got 'lean'"):
-        recipe.chosen(["lean"])
+        recipe.select(["lean"])
 
 
 @pytest.mark.parametrize(

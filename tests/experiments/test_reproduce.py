@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from sketchoptim.experiments.checkpoints import read_json
-from sketchoptim.experiments.recipes import parse_recipe
-from sketchoptim.experiments.report import comparison_table, write_report
-from sketchoptim.experiments.report.plots import figures
-from sketchoptim.experiments.report.table import comparison, first_below, mean_sd
-from sketchoptim.experiments.reproduce import reproduce
-from sketchoptim.experiments.runs import run_in, run_settings
+from experiments.checkpoints import read_json
+from experiments.recipes import parse_recipe
+from experiments.report import comparison_table, write_report
+from experiments.report.plots import figures
+from experiments.report.table import comparison, first_below, mean_sd
+from experiments.reproduction import reproduce
+from experiments.runs import run_in, run_settings
 
 RECIPE = """
 title = "Numbers & signs"

@@ -13,21 +13,21 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from sketchoptim._cli import build_app
-from sketchoptim.experiments import checkpoints
-from sketchoptim.experiments.checkpoints import (
+from experiments import checkpoints
+from experiments.checkpoints import (
     MismatchError,
     TimedCheckpoints,
     load_checkpoint,
     read_json,
     save_checkpoint,
 )
-from sketchoptim.experiments.data import DataSettings
-from sketchoptim.experiments.models import ModelSettings
-from sketchoptim.experiments.recipes import Setting
-from sketchoptim.experiments.runs import run_in, smoothed
-from sketchoptim.experiments.settings import TrainSettings
-from sketchoptim.experiments.tasks import NextWords
-from sketchoptim.experiments.train import Training
+from experiments.data import DataSettings
+from experiments.models import ModelSettings
+from experiments.recipes import Setting
+from experiments.runs import run_in, smooth_losses
+from experiments.settings import TrainSettings
+from experiments.tasks import NextWords
+from experiments.training import Training
 
 TIMES = {"seconds", "cpu_seconds", "step_seconds", "update_seconds", "rows_a_second"}
 VARYING = TIMES | {"peak_memory_bytes", "machine"}
@@ -243,7 +243,7 @@ def test_the_log_is_in_tensorboard_as_well(setting, tmp_path):
 
 def test_a_diverged_run_has_a_result_that_says_so(setting, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "sketchoptim.experiments.models.SampledSoftmax.forward",
+        "experiments.models.SampledSoftmax.forward",
         lambda self, hidden, labels, generator: hidden.sum() * torch.nan,
     )
     result = run_in(tmp_path, setting, setting.train, console=Console(quiet=True))
@@ -268,4 +268,4 @@ def test_progress_shows_loss_rate_and_state(setting, tmp_path):
 
 
 def test_smoothed_losses_are_means_of_equal_stretches():
-    assert smoothed([1.0, 3.0, 5.0, 7.0, 9.0], points=3) == [(2, 2.0), (4, 6.0), (5, 9.0)]
+    assert smooth_losses([1.0, 3.0, 5.0, 7.0, 9.0], points=3) == [(2, 2.0), (4, 6.0), (5, 9.0)]

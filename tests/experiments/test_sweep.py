@@ -2,8 +2,8 @@ import math
 
 import pytest
 
-from sketchoptim.experiments.sweep import best_rate, tune
-from sketchoptim.experiments.train import DivergedError
+from experiments.sweep import best_rate, tune
+from experiments.training import DivergedError
 
 
 def test_an_optimum_inside_the_grid_is_taken():

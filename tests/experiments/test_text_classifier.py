@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from sketchoptim.experiments.corpora import read_labelled
-from sketchoptim.experiments.recipes import load_recipe
-from sketchoptim.experiments.settings import TrainSettings
-from sketchoptim.experiments.tasks import ClassOfText
-from sketchoptim.experiments.text_classifier import TextClassifierSettings
-from sketchoptim.experiments.train import Training
+from experiments.corpora import read_labelled
+from experiments.recipes import load_recipe
+from experiments.settings import TrainSettings
+from experiments.tasks import ClassOfText
+from experiments.text_classifier import TextClassifierSettings
+from experiments.training import Training
 from sketchoptim.nn import recall
 
 DATA = Path(os.environ.get("SKETCHOPTIM_DATA", Path(__file__).parents[3] / "shared" / "data"))
@@ -47,10 +47,10 @@ def settings(**changes) -> TrainSettings:
 def test_a_text_classifier_learns_classes_from_texts(task, output, method):
     task = with_output(task, output)
     training = Training(task, settings(method=method))
-    before = task.measured(training.model, "test", limit=100)
+    before = task.measure(training.model, "test", limit=100)
     list(training.steps())
     assert before > 70
-    assert task.measured(training.model, "test", limit=100) < 20
+    assert task.measure(training.model, "test", limit=100) < 20
 
 
 def test_a_pass_takes_every_text_once(task):
@@ -82,7 +82,7 @@ def test_members_rank_by_the_aggregation_asked_for(task):
     training = Training(task, settings(steps=20))
     list(training.steps())
     mean, logits = (
-        task.ranked(training.model, "test", 5, limit=50, aggregation=name)[0]
+        task.rank(training.model, "test", 5, limit=50, aggregation=name)[0]
         for name in ("mean", "logits")
     )
     assert mean.shape == logits.shape == (50, 5)
@@ -118,7 +118,7 @@ def test_mach_finds_the_packages_of_debians_files(tmp_path):
         method = recipe.contestants[name].method
         training = Training(task, settings(method=method, steps=60, batch=256, clip_norm=1e6))
         list(training.steps())
-        found, right = task.ranked(training.model, "test", 10, limit=2000, aggregation="logits")
+        found, right = task.rank(training.model, "test", 10, limit=2000, aggregation="logits")
         at_10.append(recall(found, right))
         state.append(training.run().table_state_bytes)
     assert min(at_10) > 0.35

@@ -3,12 +3,12 @@ import math
 import pytest
 import torch
 
-from sketchoptim.experiments.corpora import Corpus, Vocabulary
-from sketchoptim.experiments.methods import Method
-from sketchoptim.experiments.models import LanguageModel, ModelSettings
-from sketchoptim.experiments.settings import TrainSettings
-from sketchoptim.experiments.tasks import NextWords, perplexity
-from sketchoptim.experiments.train import DivergedError, Training, build_optimizers, train
+from experiments.corpora import Corpus, Vocabulary
+from experiments.methods import Method
+from experiments.models import LanguageModel, ModelSettings
+from experiments.settings import TrainSettings
+from experiments.tasks import NextWords, perplexity
+from experiments.training import DivergedError, Training, build_optimizers, train
 from sketchoptim.storage import PRESETS
 
 MODEL = ModelSettings(dim=8, hidden=16, samples=32)
@@ -20,7 +20,7 @@ def corpus() -> Corpus:
     """Counting to 49 over and over: as predictable as a text can be."""
     words = [str(number % 49) for number in range(4900)]
     vocabulary = Vocabulary.from_words(words)
-    return Corpus.encoded(vocabulary, train=words, valid=words[:490], test=words[:98])
+    return Corpus.from_words(vocabulary, train=words, valid=words[:490], test=words[:98])
 
 
 def settings(**changes) -> TrainSettings:
@@ -94,7 +94,7 @@ def test_learning_rates_fall_to_zero_in_equal_steps(corpus, monkeypatch):
         made.extend(build_optimizers(*arguments))
         return made
 
-    monkeypatch.setattr("sketchoptim.experiments.train.build_optimizers", kept)
+    monkeypatch.setattr("experiments.training.build_optimizers", kept)
     seen = []
     train(
         corpus,
@@ -160,7 +160,7 @@ def test_evaluations_are_made_on_time_and_do_not_change_the_run(corpus):
 
 def test_a_plateau_divides_the_learning_rates_by_four(corpus, monkeypatch):
     found = iter([9.0, 8.0, 8.5, 7.0])
-    monkeypatch.setattr("sketchoptim.experiments.tasks.perplexity", lambda *_, **__: next(found))
+    monkeypatch.setattr("experiments.tasks.perplexity", lambda *_, **__: next(found))
     training = Training(
         NextWords(corpus, MODEL), settings(steps=4, schedule="plateau", evaluate_every=1)
     )
@@ -189,7 +189,7 @@ def test_perplexity_takes_a_part_of_the_text_on_demand(corpus):
 
 def test_a_diverging_run_stops_with_the_remedy(corpus, monkeypatch):
     monkeypatch.setattr(
-        "sketchoptim.experiments.models.SampledSoftmax.forward",
+        "experiments.models.SampledSoftmax.forward",
         lambda self, hidden, labels, generator: hidden.sum() * math.nan,
     )
     with pytest.raises(

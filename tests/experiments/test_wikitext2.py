@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from sketchoptim.experiments.corpora import read_wikitext
-from sketchoptim.experiments.models import ModelSettings
-from sketchoptim.experiments.settings import TrainSettings
-from sketchoptim.experiments.tasks import perplexity
-from sketchoptim.experiments.train import train
+from experiments.corpora import read_wikitext
+from experiments.models import ModelSettings
+from experiments.settings import TrainSettings
+from experiments.tasks import perplexity
+from experiments.training import train
 
 DATA = Path(os.environ.get("SKETCHOPTIM_DATA", Path(__file__).parents[3] / "shared" / "data"))
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from sketchoptim.experiments.corpora import Corpus, Vocabulary, segment, segments
+from experiments.corpora import Corpus, Vocabulary, segment, segments
 
 
 def test_segments_continue_each_other_and_are_labelled_by_the_next_word():
@@ -29,7 +29,7 @@ def test_a_text_shorter_than_its_streams_gets_a_clear_error():
 
 def test_a_corpus_is_encoded_by_one_vocabulary():
     vocabulary = Vocabulary(("a", "<unk>"))
-    corpus = Corpus.encoded(vocabulary, train=["a", "a"], valid=["b"], test=[])
+    corpus = Corpus.from_words(vocabulary, train=["a", "a"], valid=["b"], test=[])
     assert (corpus.train.tolist(), corpus.valid.tolist(), corpus.test.tolist()) == ([0, 0], [1], [])
 
 

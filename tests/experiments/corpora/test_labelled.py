@@ -3,7 +3,7 @@ import lzma
 import pytest
 import torch
 
-from sketchoptim.experiments.corpora import read_labelled
+from experiments.corpora import read_labelled
 
 TRAIN = "a/b\tx\nc d\ty\ne\ty\nfü\tx\ng\ty\nh\tz\n"
 TEST = "i\tx\nj\tnever seen\n\ty\n"

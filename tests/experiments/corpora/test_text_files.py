@@ -6,7 +6,7 @@ import zipfile
 
 import pytest
 
-from sketchoptim.experiments.corpora.text_files import all_lines, text_files
+from experiments.corpora.text_files import all_lines, text_files
 
 TEXT = "a b\u2028c\n\n last"
 

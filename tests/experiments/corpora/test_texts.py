@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sketchoptim.experiments.corpora import (
+from experiments.corpora import (
     draw_text,
     read_lm1b,
     read_python_sources,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from sketchoptim.experiments.corpora import NoisyViews, read_vectors, token_vectors
+from experiments.corpora import NoisyViews, read_vectors, token_vectors
 
 
 @pytest.fixture

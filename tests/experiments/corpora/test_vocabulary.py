@@ -1,6 +1,6 @@
 import pytest
 
-from sketchoptim.experiments.corpora import Vocabulary
+from experiments.corpora import Vocabulary
 
 
 def test_ids_are_ranks_by_falling_count():

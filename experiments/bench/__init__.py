@@ -1,0 +1,1 @@
+"""The benchmark: the time of an optimizer's step, ours against others'."""

@@ -1,0 +1,301 @@
+"""The three parts of the benchmark: single steps, how they scale, whole training steps."""
+
+import gc
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import sketchoptim as so
+from sketchoptim.nn import SampledSoftmax
+
+from .cases import Axis, Case, Settings, Sweep, TrainingShape
+from .gradients import Batch, WordFrequencies
+from .measure import (
+    CacheFlusher,
+    Entrant,
+    Key,
+    StreamAddition,
+    Timing,
+    lap_seconds,
+    measure_in_turn,
+)
+from .methods import BASELINE, ROWS, Rival, Stepper, select_rivals
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepResult:
+    """One method's step on one gradient."""
+
+    method: str
+    title: str
+    timing: Timing
+    state_bytes: int
+    ideal_bytes: float
+    """The least that a step moves; see `Rival.ideal_bytes`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """All methods on one gradient."""
+
+    rows: int
+    dim: int
+    kind: Literal["coalesced", "raw"]
+    entries: int
+    touched: float
+    """Distinct rows, averaged over the batches."""
+    streaming_bandwidth: float
+    """Bytes a second of `StreamAddition`."""
+    row_bandwidth: float
+    """Bytes a second of `RowAddition`."""
+    results: tuple[StepResult, ...]
+
+    def ratio(self, result: StepResult) -> float:
+        """Its median time over the baseline's."""
+        baseline = next(r for r in self.results if r.method == BASELINE)
+        return result.timing.median / baseline.timing.median
+
+
+@dataclass(frozen=True, kw_only=True)
+class FixedCost:
+    """A step on nearly nothing, with cold caches (the interpreter's too) and with warm ones."""
+
+    method: str
+    cold: Timing
+    warm: Timing
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepResult:
+    """Times by method along one axis."""
+
+    axis: Axis
+    fixed: str
+    values: tuple[int, ...]
+    timings: dict[str, tuple[Timing, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingResult:
+    """One optimizer's whole training step, and its three parts."""
+
+    shape: TrainingShape
+    method: str
+    total: Timing
+    forward: Timing
+    backward: Timing
+    optimizer: Timing
+
+
+class Bench:
+    """The three parts of the benchmark, with the settings and buffers that they share."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        frequencies: WordFrequencies,
+        *,
+        absent: Mapping[str, str],
+        say: Say,
+    ) -> None:
+        self.settings, self.frequencies, self.say = settings, frequencies, say
+        self.rivals = tuple(c for c in select_rivals(settings.methods) if c.name not in absent)
+        self.flusher = CacheFlusher()
+
+    # -- single steps ------------------------------------------------------------------------
+
+    def steps(self) -> Iterator[Comparison]:
+        """Each table's comparisons: its coalesced gradients, then its raw one."""
+
+        def table(case: Case) -> tuple[int, int]:
+            return case.rows, case.dim
+
+        for (rows, dim), cases in groupby(sorted(self.settings.cases, key=table), key=table):
+            self.say(f"building {len(self.rivals)} optimizers over {rows:,} x {dim}")
+            methods = self._build((*self.rivals, ROWS), rows, dim)
+            for case in sorted(cases, key=lambda case: case.touched):
+                batches = [
+                    self.frequencies.coalesced(rows, dim, case.touched, seed=seed)
+                    for seed in self._seeds()
+                ]
+                yield self._compare(methods, batches)
+            batches = [
+                self.frequencies.raw(rows, dim, self.settings.tokens, seed=seed)
+                for seed in self._seeds()
+            ]
+            yield self._compare(methods, batches)
+            del methods, batches
+            gc.collect()  # frees gigabytes before the next table needs them
+
+    def _compare(self, methods: dict[str, Stepper], batches: list[Batch]) -> Comparison:
+        (rows, dim), entries = batches[0].gradient.shape, batches[0].entries
+        touched = sum(batch.touched for batch in batches) / len(batches)
+        kind: Literal["coalesced", "raw"] = "coalesced" if batches[0].is_coalesced else "raw"
+        self.say(f"{rows:,} x {dim}: steps on {entries:,} {kind} rows")
+        stream = StreamAddition()
+        timings = self._measure(
+            {name: self._entrant(m, batches) for name, m in {**methods, "stream": stream}.items()}
+        )
+        sizes = {"rows": rows, "dim": dim, "touched": round(touched)}
+        row_bytes = ROWS.ideal_bytes(**sizes, entries=sizes["touched"])
+        return Comparison(
+            rows=rows,
+            dim=dim,
+            kind=kind,
+            entries=entries,
+            touched=touched,
+            streaming_bandwidth=stream.moved_bytes() / timings["stream"].median,
+            row_bandwidth=row_bytes / timings[ROWS.name].median,
+            results=tuple(
+                StepResult(
+                    method=rival.name,
+                    title=rival.title,
+                    timing=timings[rival.name],
+                    state_bytes=methods[rival.name].state_bytes(),
+                    ideal_bytes=rival.ideal_bytes(**sizes, entries=entries),
+                )
+                for rival in self.rivals
+            ),
+        )
+
+    def fixed_costs(self) -> list[FixedCost]:
+        """The time of a step on four short rows: what a step costs besides its rows."""
+        self.say("steps on nearly nothing")
+        rows, dim = 1_000, 16
+        methods = self._build(self.rivals, rows, dim)
+        frequencies = WordFrequencies.zipf(rows=rows)
+        batches = [frequencies.coalesced(rows, dim, 4, seed=seed) for seed in self._seeds()]
+        entrants = {name: self._entrant(method, batches) for name, method in methods.items()}
+        cold = self._measure(entrants)
+        warm = self._measure(entrants, is_cold=False)
+        return [FixedCost(method=name, cold=cold[name], warm=warm[name]) for name in methods]
+
+    # -- scaling -----------------------------------------------------------------------------
+
+    def scaling(self) -> Iterator[SweepResult]:
+        """Each sweep, with the methods that it names and the settings allow."""
+        allowed = {rival.name: rival for rival in self.rivals}
+        for sweep in self.settings.sweeps:
+            rivals = [allowed[name] for name in sweep.methods if name in allowed]
+            is_timed = sweep.axis != "threads" or self.settings.clock == "wall"
+            if rivals and is_timed:
+                self.say(f"how a step grows with {sweep.axis}")
+                yield self._sweep(sweep, rivals)
+                gc.collect()
+
+    def _sweep(self, sweep: Sweep, rivals: list[Rival]) -> SweepResult:
+        """The times at all values, which take turns, so that the machine treats them alike."""
+        tables: dict[tuple[int, int, int], dict[str, Stepper]] = {}
+        entrants: dict[tuple[str, int], Entrant] = {}
+        values = []
+        for value, point in sweep.points():
+            count = point.threads if sweep.axis == "threads" else self.settings.threads
+            if count > self.settings.cores:
+                continue
+            values.append(value)
+            table = (point.rows, point.dim, point.depth)
+            if table not in tables:
+                deep = tuple(rival.with_depth(point.depth) for rival in rivals)
+                tables[table] = self._build(deep, point.rows, point.dim)
+            batches = [
+                self.frequencies.coalesced(point.rows, point.dim, point.touched, seed=seed)
+                for seed in self._seeds()
+            ]
+            for name, method in tables[table].items():
+                entrants[name, value] = Entrant(method, batches, count)
+        timings = self._measure(entrants)
+        others = [name for name in ("rows", "dim", "touched") if name != sweep.axis]
+        return SweepResult(
+            axis=sweep.axis,
+            fixed=", ".join(f"{name} {getattr(sweep.base, name):,}" for name in others),
+            values=tuple(values),
+            timings={c.name: tuple(timings[c.name, value] for value in values) for c in rivals},
+        )
+
+    # -- training ----------------------------------------------------------------------------
+
+    def training(self) -> Iterator[list[TrainingResult]]:
+        """Whole training steps on the same weights, with optimizers that take turns."""
+        for shape in self.settings.training:
+            self.say(f"training steps: {shape}")
+            yield self._train(shape)
+            gc.collect()
+
+    def _train(self, shape: TrainingShape) -> list[TrainingResult]:
+        torch.manual_seed(self.settings.seed)
+        embedding = nn.Embedding(shape.rows, shape.dim, sparse=True)
+        nn.init.uniform_(embedding.weight, -0.1, 0.1)
+        head = SampledSoftmax(shape.dim, shape.rows, samples=shape.samples, bias=True)
+        parameters = [*embedding.parameters(), *head.parameters()]
+        optimizers: dict[str, torch.optim.Optimizer] = {
+            BASELINE: torch.optim.SparseAdam(parameters),
+            "exact": so.Adam(parameters, memory="exact"),
+            "lean": so.Adam(parameters, memory="lean"),
+        }
+        generator = np.random.default_rng(self.settings.seed)
+        times: dict[str, list[list[float]]] = {name: [] for name in optimizers}
+        # the first of these creates the state, and is not counted
+        for _ in range(1 + max(self.settings.least, round(self.settings.seconds * 8))):
+            for name, optimizer in optimizers.items():
+                words = self.frequencies.tokens(shape.rows, shape.tokens, generator)
+                labels = self.frequencies.tokens(shape.rows, shape.tokens, generator)
+                optimizer.zero_grad()
+                step = _TrainingStep(embedding, head, words, labels)
+                tasks = (step.forward, step.backward, optimizer.step)
+                times[name].append(lap_seconds(tasks, clock=self.settings.clock))
+        return [
+            TrainingResult(
+                shape=shape,
+                method=name,
+                total=Timing.of([sum(parts) for parts in taken[1:]]),
+                forward=Timing.of([parts[0] for parts in taken[1:]]),
+                backward=Timing.of([parts[1] for parts in taken[1:]]),
+                optimizer=Timing.of([parts[2] for parts in taken[1:]]),
+            )
+            for name, taken in times.items()
+        ]
+
+    # -- shared ------------------------------------------------------------------------------
+
+    def _seeds(self) -> range:
+        return range(self.settings.seed, self.settings.seed + self.settings.batches)
+
+    def _build(self, rivals: tuple[Rival, ...], rows: int, dim: int) -> dict[str, Stepper]:
+        """The rivals' optimizers, over one parameter."""
+        parameter = nn.Parameter(torch.empty(rows, dim).uniform_(-0.1, 0.1))
+        return {rival.name: rival.build(parameter, rival.memory) for rival in rivals}
+
+    def _entrant(self, method: Stepper, batches: list[Batch]) -> Entrant:
+        return Entrant(method, batches, self.settings.threads)
+
+    def _measure(self, entrants: dict[Key, Entrant], *, is_cold: bool = True) -> dict[Key, Timing]:
+        return measure_in_turn(
+            entrants,
+            seconds=self.settings.seconds,
+            least=self.settings.least,
+            clock=self.settings.clock,
+            flusher=self.flusher if is_cold else None,
+        )
+
+
+class _TrainingStep:
+    """The forward and the backward pass of a training step."""
+
+    def __init__(
+        self, embedding: nn.Embedding, head: SampledSoftmax, words: Tensor, labels: Tensor
+    ) -> None:
+        self.embedding, self.head, self.words, self.labels = embedding, head, words, labels
+        self.loss = torch.empty(0)
+
+    def forward(self) -> None:
+        self.loss = self.head(self.embedding(self.words), self.labels)
+
+    def backward(self) -> None:
+        self.loss.backward()

@@ -1,0 +1,156 @@
+"""The results as tables for the terminal, each with the machine that they were measured on.
+
+A table that is wider than the terminal becomes several, each with the column of the methods.
+"""
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from ..machine import readable_bytes
+from .measure import Timing
+from .methods import BASELINE, BY_NAME
+from .report import Report
+from .runs import Comparison, SweepResult, TrainingResult
+
+
+def comparison_table(comparison: Comparison, report: Report, console: Console) -> Group:
+    """One row for each method: its time, its ratio to the baseline, its traffic and bandwidth."""
+    entries = f"{comparison.entries:,} {comparison.kind} rows"
+    if comparison.kind == "raw":
+        entries += f" ({comparison.touched:,.0f} distinct)"
+    columns = ["method", "median", "quartiles", "x SparseAdam", "state"]
+    columns += ["ideal", "rate", "of streams", "of rows"]
+    rows = []
+    for result in comparison.results:
+        rate = result.ideal_bytes / result.timing.median
+        rows.append(
+            [
+                result.title,
+                _milliseconds(result.timing.median),
+                _quartiles(result.timing),
+                f"{comparison.ratio(result):.3f}",
+                readable_bytes(result.state_bytes),
+                readable_bytes(result.ideal_bytes),
+                _rate(rate),
+                f"{rate / comparison.streaming_bandwidth:.0%}",
+                f"{rate / comparison.row_bandwidth:.0%}",
+            ]
+        )
+    title = (
+        f"{comparison.rows:,} x {comparison.dim}, {entries}; memory: "
+        f"{_rate(comparison.streaming_bandwidth)} in streams, "
+        f"{_rate(comparison.row_bandwidth)} in these rows"
+    )
+    return _tables(title, columns, [*rows, *_absent_rows(report)], report, console)
+
+
+def ratio_table(report: Report, console: Console) -> Group:
+    """Ratios to SparseAdam: one row for each method, one column for each gradient."""
+    headings = [f"{c.rows:,}\nx {c.dim}\n{c.entries:,}\n{c.kind}" for c in report.steps]
+    rows = [
+        [result.title, *(f"{c.ratio(c.results[index]):.3f}" for c in report.steps)]
+        for index, result in enumerate(report.steps[0].results)
+    ]
+    title = "time of a step over SparseAdam's"
+    return _tables(title, ["method", *headings], [*rows, *_absent_rows(report)], report, console)
+
+
+def fixed_cost_table(report: Report, console: Console) -> Group:
+    """One row for each method: a step on four short rows, in microseconds."""
+    columns = ["method", "cold caches", "warm caches"]
+    rows = [
+        [
+            BY_NAME[cost.method].title,
+            *(f"{1e6 * timing.median:.0f} us" for timing in (cost.cold, cost.warm)),
+        ]
+        for cost in report.fixed_costs
+    ]
+    return _tables("a step on four short rows", columns, rows, report, console)
+
+
+def sweep_table(sweep: SweepResult, report: Report, console: Console) -> Group:
+    """One row for each method, one column for each value; the last one compares both ends."""
+    values = [f"{value:,}" for value in sweep.values]
+    columns = ["method", *values, f"{values[-1]} / {values[0]}"]
+    rows = [
+        [
+            BY_NAME[name].title,
+            *(_milliseconds(timing.median) for timing in timings),
+            f"x {timings[-1].median / timings[0].median:.2f}",
+        ]
+        for name, timings in sweep.timings.items()
+    ]
+    return _tables(f"time against {sweep.axis}; {sweep.fixed}", columns, rows, report, console)
+
+
+def training_table(results: list[TrainingResult], report: Report, console: Console) -> Group:
+    """One row for each optimizer: the whole step and its parts."""
+    columns = ["optimizer", "step", "quartiles", "x SparseAdam"]
+    columns += ["forward", "backward", "optimizer", "x SparseAdam"]
+    baseline = next(result for result in results if result.method == BASELINE)
+    rows = [
+        [
+            BY_NAME[result.method].title,
+            _milliseconds(result.total.median),
+            _quartiles(result.total),
+            f"{result.total.median / baseline.total.median:.3f}",
+            *(
+                _milliseconds(part.median)
+                for part in (result.forward, result.backward, result.optimizer)
+            ),
+            f"{result.optimizer.median / baseline.optimizer.median:.3f}",
+        ]
+        for result in results
+    ]
+    title = f"a whole training step: {results[0].shape}"
+    return _tables(title, columns, rows, report, console)
+
+
+def _absent_rows(report: Report) -> list[list[str]]:
+    return [[BY_NAME[name].title, "absent"] for name in report.absent]
+
+
+def _tables(
+    title: str, columns: list[str], rows: list[list[str]], report: Report, console: Console
+) -> Group:
+    """Title, tables no wider than the console, and the conditions."""
+    unbounded = console.options.update(max_width=10_000)
+    tables: list[RenderableType] = []
+    start = 1
+    while start < len(columns):
+        stop = start + 1
+        table = _table([0, *range(start, stop)], columns, rows)
+        while stop < len(columns):
+            wider = _table([0, *range(start, stop + 1)], columns, rows)
+            if Measurement.get(console, unbounded, wider).maximum > console.width:
+                break
+            table, stop = wider, stop + 1
+        tables.append(table)
+        start = stop
+    return Group(Text(title, style="bold"), *tables, Text(report.conditions, style="dim"), "")
+
+
+def _table(chosen: Sequence[int], columns: list[str], rows: list[list[str]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for at in chosen:
+        table.add_column(columns[at], justify="right" if at else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*(row[at] if at < len(row) else "" for at in chosen))
+    return table
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g} ms"
+
+
+def _quartiles(timing: Timing) -> str:
+    return f"{1e3 * timing.lower_quartile:.3g}-{1e3 * timing.upper_quartile:.3g}"
+
+
+def _rate(bytes_a_second: float) -> str:
+    return f"{bytes_a_second / 1e9:.1f} GB/s"

@@ -1,0 +1,82 @@
+"""What measured numbers depend on besides the code: the machine, its memory, the versions."""
+
+import os
+import platform
+import resource
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+from sketchoptim import _pages
+from sketchoptim.ops import _native
+
+_CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
+_PACKAGES = ("sketchoptim", "torch", "numpy", "fbgemm-gpu-cpu", "fbgemm-gpu")
+_STATUS = Path("/proc/self/status")
+
+
+def last_level_cache_bytes() -> int:
+    """The size that Linux reports, else 64 MB."""
+    text = _CACHE.read_text().strip() if _CACHE.exists() else ""
+    return int(text[:-1]) * 1024 if text.endswith("K") else 64 * 2**20
+
+
+def peak_memory_bytes() -> int:
+    """The most memory that this process has had resident since it started its program.
+
+    On Linux from the process's own page tables: getrusage() also counts what the process was
+    before it started this program, a copy of the one that launched it.
+    """
+    if _STATUS.exists():
+        for line in _STATUS.read_text(encoding="ascii").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def readable_bytes(count: float) -> str:
+    """A number of bytes in the unit that suits it: '56.1 KB'."""
+    size = float(count)
+    for unit in ("B", "KB", "MB"):
+        if size < 1000:
+            return f"{size:.4g} {unit}"
+        size /= 1000
+    return f"{size:.4g} GB"
+
+
+def load_average() -> float:
+    """Processes that wanted a core over the last minute."""
+    return os.getloadavg()[0]
+
+
+def machine_facts() -> dict[str, object]:
+    """What measured numbers depend on besides the code."""
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "last_level_cache_bytes": last_level_cache_bytes(),
+        "huge_pages": _pages.setting(),
+        "system": platform.platform(),
+        "simd": torch.backends.cpu.get_cpu_capability(),
+        "kernels": "reference" if _native.library() is None else _native.level(),
+        "load_average": load_average(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of the packages that are compared; those not installed are left out."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _processor() -> str:
+    information = Path("/proc/cpuinfo")
+    lines = information.read_text().splitlines() if information.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

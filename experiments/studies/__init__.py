@@ -1,0 +1,1 @@
+"""Studies: programs that each answer one question, `python -m experiments.studies.<name>`."""

@@ -1,0 +1,42 @@
+"""The table learning rates of `sketchoptim demo`, each the best of a grid on held-out files.
+
+    python benchmarks/demo_rates.py
+
+Prints validation perplexity by rate. The best ones stand in `experiments/recipes/demo.toml`.
+"""
+
+import argparse
+from dataclasses import replace
+
+import torch
+
+from ..recipes import load_recipe
+from ..sweep import best_rate, tune
+from ..tasks import perplexity
+from ..training import train
+
+GRID = (0.01, 0.03, 0.1)
+
+
+def main() -> None:
+    """Tunes every method of the demo."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--threads", type=int, default=1)
+    torch.set_num_threads(parser.parse_args().threads)
+    recipe = load_recipe("demo")
+    setting = recipe.sizes["small"]
+    corpus = setting.data.read()
+    for name, contestant in recipe.contestants.items():
+
+        def trial(rate: float, method=contestant.method) -> float:
+            settings = replace(setting.train, method=method, table_lr=rate, evaluate_every=0)
+            run = train(corpus, setting.model, settings)
+            return perplexity(run.model, corpus.valid, words=setting.test_words)
+
+        found = tune(trial, rates=GRID)
+        table = ", ".join(f"{rate:g}: {result:.1f}" for rate, result in found.items())
+        print(f"{name}: best {best_rate(found):g} of {table}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""What each preset keeps beside the tables of the WikiText-2 model: docs/figures/memory.png.
+
+    python benchmarks/memory_figure.py
+
+The bytes are those that `so.memory_report` measures after a step on the tables of `wikitext2.toml`:
+input, output and the output's bias.
+"""
+
+import argparse
+from pathlib import Path
+
+import matplotlib as mpl
+import torch
+from torch import nn
+
+import sketchoptim as so
+from sketchoptim.nn import SampledSoftmax
+
+from ..machine import readable_bytes
+
+mpl.use("Agg")
+from matplotlib import pyplot as plt
+
+WORDS, DIM = 33_278, 256
+PRESETS = ("exact", "paper-v", "paper-mv", "row-wise", "lean")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measures and draws."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--output", type=Path, default=Path("docs/figures/memory.png"))
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    tables = nn.Sequential(
+        nn.Embedding(WORDS, DIM, sparse=True), SampledSoftmax(DIM, WORDS, samples=1, bias=True)
+    )
+    embedding, softmax = tables
+    softmax(embedding(torch.tensor([0])), torch.tensor([0])).backward()
+    sizes = {"the tables themselves": sum(it.nbytes for it in tables.parameters())}
+    for preset in PRESETS:
+        optimizer = so.Adam(tables.parameters(), memory=preset)
+        optimizer.step()
+        sizes[f'state of "{preset}"'] = so.memory_report(optimizer).state_bytes
+    draw(sizes, options.output)
+    for name, size in sizes.items():
+        print(f"{name}: {size:,} bytes")
+
+
+def draw(sizes: dict[str, int], path: Path) -> None:
+    """Bars on a linear scale, so that lengths are what they stand for."""
+    figure, axes = plt.subplots(figsize=(7.2, 2.6), layout="constrained")
+    colors = ["tab:gray", *["tab:red"] * (len(sizes) - 2), "tab:blue"]
+    bars = axes.barh([*sizes], [*sizes.values()], color=colors)
+    axes.bar_label(bars, [readable_bytes(size) for size in sizes.values()], padding=4)
+    axes.set_title(f"Adam on WikiText-2: two tables of {WORDS:,} x {DIM}", fontsize=10, loc="left")
+    axes.invert_yaxis()
+    axes.margins(x=0.12)
+    axes.set_xticks([])
+    axes.tick_params(left=False)
+    axes.spines[:].set_visible(False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""What is learnt: batches for a step, a model for them, and a measure of how well it does."""
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from sketchoptim.nn import Aggregation, Bags, recall
+
+from .classifier import Classifier, ClassifierSettings
+from .corpora import Corpus, LabelledTexts, NoisyViews, Part, segments
+from .models import LanguageModel, Model, ModelSettings, State
+from .text_classifier import TextClassifier, TextClassifierSettings
+
+Inputs = Tensor | Bags
+
+
+class Task(Protocol):
+    """What the training loop asks for."""
+
+    def model(self) -> Model:
+        """A new model, its weights drawn from torch's random numbers."""
+        ...
+
+    def batches(self, *, batch: int, length: int) -> int:
+        """How many batches a pass over the training data has."""
+        ...
+
+    def batch(self, number: int, *, batch: int, length: int) -> tuple[Inputs, Tensor]:
+        """Inputs and labels of a step, whichever were asked for before."""
+        ...
+
+    def measure(self, model: Model, part: Part, *, limit: int) -> float:
+        """How well the model does on that many words or examples of a part; lower is better."""
+        ...
+
+
+@dataclass(frozen=True)
+class NextWords:
+    """The next word of a text, measured by perplexity."""
+
+    corpus: Corpus
+    settings: ModelSettings
+
+    def model(self) -> LanguageModel:
+        """A language model over the text's vocabulary."""
+        return LanguageModel(len(self.corpus.vocabulary), self.settings)
+
+    def batches(self, *, batch: int, length: int) -> int:
+        """Batches a pass."""
+        return self.corpus.batches(batch=batch, length=length)
+
+    def batch(self, number: int, *, batch: int, length: int) -> tuple[Tensor, Tensor]:
+        """Words and the words after them."""
+        return self.corpus.batch(number, batch=batch, length=length)
+
+    def measure(self, model: Model, part: Part, *, limit: int) -> float:
+        """Perplexity."""
+        assert isinstance(model, LanguageModel)
+        return perplexity(model, getattr(self.corpus, part), words=limit)
+
+
+@dataclass(frozen=True)
+class ClassOfView:
+    """The class that a vector is a noisy view of, measured by the errors in percent."""
+
+    views: NoisyViews
+    settings: ClassifierSettings
+
+    def model(self) -> Classifier:
+        """A classifier over the views' classes."""
+        return Classifier(self.views.dim, self.views.classes, self.settings)
+
+    def batches(self, *, batch: int, length: int) -> int:
+        """Batches in which every class comes once on average; `length` is not used."""
+        return math.ceil(self.views.classes / batch)
+
+    def batch(self, number: int, *, batch: int, length: int) -> tuple[Tensor, Tensor]:
+        """Views [batch, dim] and their classes."""
+        return self.views.batch("train", number, batch)
+
+    @torch.no_grad()
+    def measure(self, model: Model, part: Part, *, limit: int) -> float:
+        """Percent of views whose largest logit is another class's."""
+        assert isinstance(model, Classifier)
+        views, classes = self.views.batch(part, 0, limit)
+        best = model.softmax.top_k(views.to(model.device), 1)[:, 0]
+        return 100 * (best.cpu() != classes).double().mean().item()
+
+
+@dataclass(frozen=True)
+class ClassOfText:
+    """The class of a text, measured by how often, in percent, it is not among the best found."""
+
+    texts: LabelledTexts
+    settings: TextClassifierSettings
+
+    def model(self) -> TextClassifier:
+        """A classifier over the texts' classes."""
+        return self.settings.model(self.texts.classes)
+
+    def batches(self, *, batch: int, length: int) -> int:
+        """Batches a pass; `length` is not used."""
+        return math.ceil(len(self.texts.train) / batch)
+
+    def batch(self, number: int, *, batch: int, length: int) -> tuple[Bags, Tensor]:
+        """Bags of features and their classes; texts come in strides, so that none are neighbours.
+
+        A stride that has no divisor in common with the number of texts meets every text once
+        before it meets one again.
+        """
+        size = len(self.texts.train)
+        stride = round(size * (math.sqrt(5) - 1) / 2)
+        while math.gcd(stride, size) > 1:
+            stride += 1
+        rows = (torch.arange(number * batch, (number + 1) * batch) * stride) % size
+        return self._bags("train", rows)
+
+    def measure(self, model: Model, part: Part, *, limit: int) -> float:
+        """Percent of texts whose class is not among the `settings.at` best."""
+        assert isinstance(model, TextClassifier)
+        best, classes = self.rank(model, part, self.settings.at, limit=limit)
+        return 100 * (1 - recall(best, classes))
+
+    @torch.no_grad()
+    def rank(
+        self,
+        model: TextClassifier,
+        part: Part,
+        k: int,
+        *,
+        limit: int,
+        aggregation: Aggregation = "mean",
+    ) -> tuple[Tensor, Tensor]:
+        """The `k` best classes [texts, k] of that many texts of a part, and the right ones."""
+        rows = torch.arange(min(limit, len(self.texts.part(part))))
+        device = next(model.parameters()).device
+        found, right = [], []
+        for some in rows.split(512):
+            bags, classes = self._bags(part, some)
+            best = model.top_k(bags.to(device), k, aggregation=aggregation)
+            found.append(best.cpu())
+            right.append(classes)
+        return torch.cat(found), torch.cat(right)
+
+    def _bags(self, part: Part, rows: Tensor) -> tuple[Bags, Tensor]:
+        texts, classes = self.texts.part(part).take(rows)
+        return self.settings.hashing(texts), classes
+
+
+@torch.no_grad()
+def perplexity(model: LanguageModel, ids: Tensor, *, words: int | None = None) -> float:
+    """exp of the mean full-softmax loss over the first `words` words of a text, all if None."""
+    device = model.embedding.weight.device
+    state: State | None = None
+    total, count = 0.0, 0
+    was_training = model.training
+    model.eval()
+    for inputs, labels in segments(ids[:words], batch=16, length=64):
+        hidden, state = model(inputs.to(device), state)
+        total += model.softmax.full_loss(hidden, labels.to(device), reduction="sum").item()
+        count += labels.numel()
+    model.train(was_training)
+    return math.exp(min(total / count, 700.0))  # a diverged model is bad, not an OverflowError

@@ -1,0 +1,275 @@
+"""The training loop, from top to bottom.
+
+    experiments demo                                        # on Python's own sources
+    experiments train wikitext2-adam --small                # on WikiText-2
+
+Every method of a comparison sees the same words in the same order, starts from the same weights
+and takes the same number of steps; only the optimizer of the tables differs.
+"""
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
+
+import sketchoptim as so
+from sketchoptim.ops import LARGEST_GRADIENT
+from sketchoptim.optim.base import Optimizer
+
+from .corpora import Corpus
+from .methods import build_optimizer
+from .models import Model, ModelSettings
+from .settings import TrainSettings
+from .tasks import NextWords, Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """How well the model did on validation data after so many steps, and the time of these."""
+
+    step: int
+    seconds: float
+    cpu_seconds: float
+    quality: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A trained model and what its training took."""
+
+    model: Any
+    """The task's model: a `LanguageModel`, unless the training was of another task."""
+    losses: list[float]
+    step_seconds: float
+    update_seconds: float
+    table_state_bytes: int
+    state_bytes: int
+    evaluations: list[Evaluation]
+
+
+class DivergedError(ArithmeticError):
+    """The loss stopped being a finite number, or gradients became too large to go on with."""
+
+
+def train(
+    corpus: Corpus,
+    model_settings: ModelSettings,
+    settings: TrainSettings,
+    *,
+    on_step: Callable[[int, float], None] | None = None,
+) -> Run:
+    """A model trained on `corpus.train`; `on_step(step, loss)` is called after every update."""
+    training = Training(NextWords(corpus, model_settings), settings)
+    for loss in training.steps():
+        if on_step is not None:
+            on_step(training.step, loss)
+    return training.run()
+
+
+class Training:
+    """A model being trained, which can be stopped and gone on with between any two steps."""
+
+    def __init__(self, task: Task, settings: TrainSettings) -> None:
+        self.task = task
+        self.settings = settings
+        self.total_steps = settings.steps or settings.epochs * task.batches(
+            batch=settings.batch, length=settings.length
+        )
+        self.random: Tensor | None = None
+        with self._own_random_numbers():
+            self.model = task.model().to(settings.device)
+        self.negatives = torch.Generator(settings.device).manual_seed(settings.seed)
+        self.optimizers = build_optimizers(self.model, settings)
+        self.schedulers = [self._scheduler(optimizer) for optimizer in self.optimizers]
+        self.state: Any = None
+        self.step = 0
+        self.losses: list[float] = []
+        self.step_seconds: list[float] = []
+        self.update_seconds: list[float] = []
+        self.cpu_seconds = 0.0
+        self.evaluations: list[Evaluation] = []
+
+    @property
+    def is_evaluated(self) -> bool:
+        """Whether the last step was followed by an evaluation."""
+        return bool(self.evaluations) and self.evaluations[-1].step == self.step
+
+    @property
+    def rows_a_step(self) -> int:
+        """Words or examples of a step."""
+        is_text = isinstance(self.task, NextWords)
+        return self.settings.batch * (self.settings.length if is_text else 1)
+
+    def steps(self) -> Iterator[float]:
+        """The loss of each step, as soon as it is done, up to the last."""
+        while self.step < self.total_steps:
+            with self._own_random_numbers():
+                loss = self._step_()
+            if self.settings.evaluate_every and self.step % self.settings.evaluate_every == 0:
+                self._evaluate_()
+            yield loss
+
+    def _step_(self) -> float:
+        settings = self.settings
+        started, cpu_started = time.perf_counter(), time.process_time()
+        inputs, labels = self.task.batch(self.step, batch=settings.batch, length=settings.length)
+        inputs, labels = inputs.to(settings.device), labels.to(settings.device)
+        # the state outlives the end of a pass: one wrong context in thousands of steps
+        loss, self.state = self.model.loss(inputs, labels, self.state, generator=self.negatives)
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+        loss.backward()
+        self._clip_()
+        value = loss.item()
+        if not math.isfinite(value):
+            raise self._diverged(f"loss became {value}")
+        update_started = time.perf_counter()
+        try:
+            for optimizer in self.optimizers:
+                optimizer.step()
+        except ValueError:
+            if all(map(_is_usable, self.model.parameters())):
+                raise
+            raise self._diverged("gradients became too large") from None
+        for scheduler in self.schedulers:
+            if isinstance(scheduler, LambdaLR):
+                scheduler.step()
+        ended = time.perf_counter()
+        self.step += 1
+        self.losses.append(value)
+        self.step_seconds.append(ended - started)
+        self.update_seconds.append(ended - update_started)
+        self.cpu_seconds += time.process_time() - cpu_started
+        return value
+
+    def _diverged(self, what: str) -> "DivergedError":
+        return DivergedError(
+            f"{what} at step {self.step + 1} of method {self.settings.resolved_method.name!r}; "
+            f"lower table_lr = {self.settings.table_lr}"
+        )
+
+    @contextmanager
+    def _own_random_numbers(self) -> Iterator[None]:
+        """Makes torch's random numbers those of this training, and gives the caller's back."""
+        device = torch.device(self.settings.device)
+        devices = [] if device.type == "cpu" else [device]
+        generator = torch.default_generator
+        if devices:
+            generator = torch.cuda.default_generators[device.index or 0]
+        with torch.random.fork_rng(devices=devices):
+            if self.random is None:
+                torch.manual_seed(self.settings.seed)
+            else:
+                generator.set_state(self.random)
+            yield
+            self.random = generator.get_state()
+
+    def _clip_(self) -> None:
+        if self.settings.clip_tables:
+            so.clip_grad_norm_(self.model.parameters(), self.settings.clip_norm)
+        else:  # a second moment bounds the tables' updates
+            nn.utils.clip_grad_norm_(self.model.named_body().values(), self.settings.clip_norm)
+
+    def _evaluate_(self) -> None:
+        found = self.task.measure(self.model, "valid", limit=self.settings.evaluate_words)
+        self.evaluations.append(
+            Evaluation(
+                step=self.step,
+                seconds=sum(self.step_seconds),
+                cpu_seconds=self.cpu_seconds,
+                quality=found,
+            )
+        )
+        for scheduler in self.schedulers:
+            if isinstance(scheduler, ReduceLROnPlateau):
+                scheduler.step(found)
+
+    def _scheduler(self, optimizer: Optimizer) -> LambdaLR | ReduceLROnPlateau:
+        if self.settings.schedule == "plateau":
+            return ReduceLROnPlateau(optimizer, factor=0.25, patience=0)
+        return LambdaLR(optimizer, lambda step: 1 - step / self.total_steps)
+
+    def state_bytes(self) -> dict[str, int]:
+        """Bytes of optimizer state by parameter."""
+        return {
+            parameter.name: parameter.state_bytes
+            for optimizer in self.optimizers
+            for parameter in so.memory_report(optimizer).parameters
+        }
+
+    def run(self) -> Run:
+        """The model and what its training has taken so far."""
+        state_bytes = self.state_bytes()
+        return Run(
+            model=self.model,
+            losses=self.losses,
+            step_seconds=statistics.median(self.step_seconds),
+            update_seconds=statistics.median(self.update_seconds),
+            table_state_bytes=sum(state_bytes[name] for name in self.model.named_tables()),
+            state_bytes=sum(state_bytes.values()),
+            evaluations=self.evaluations,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the rest of the training depends on, in what `torch.load` reads by default."""
+        return {
+            "step": self.step,
+            "model": self.model.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "schedulers": [scheduler.state_dict() for scheduler in self.schedulers],
+            "negatives": self.negatives.get_state(),
+            "random": self.random,
+            "state": self.state,
+            "losses": self.losses,
+            "step_seconds": self.step_seconds,
+            "update_seconds": self.update_seconds,
+            "cpu_seconds": self.cpu_seconds,
+            "evaluations": [vars(evaluation) for evaluation in self.evaluations],
+        }
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Goes on from where `state_dict` was taken, bit for bit."""
+        self.model.load_state_dict(saved["model"])
+        for kept, states in (
+            (self.optimizers, saved["optimizers"]),
+            (self.schedulers, saved["schedulers"]),
+        ):
+            for one, state in zip(kept, states, strict=True):
+                one.load_state_dict(state)
+        self.negatives.set_state(saved["negatives"])
+        for name in ("step", "random", "state", "losses", "step_seconds", "update_seconds"):
+            setattr(self, name, saved[name])
+        self.cpu_seconds = saved["cpu_seconds"]
+        self.evaluations = [Evaluation(**evaluation) for evaluation in saved["evaluations"]]
+
+
+def _is_usable(parameter: Tensor) -> bool:
+    """Whether no number of the gradient is beyond what a compressed moment takes."""
+    if parameter.grad is None:
+        return True
+    values = parameter.grad.coalesce().values() if parameter.grad.is_sparse else parameter.grad
+    return bool((values.abs() <= LARGEST_GRADIENT).all())
+
+
+def build_optimizers(model: Model, settings: TrainSettings) -> list[Optimizer]:
+    """The optimizers of one method: one for the whole model unless tables and body differ."""
+    method = settings.resolved_method
+    tables = {"params": list(model.named_tables().items()), "lr": settings.table_lr}
+    body = {"params": list(model.named_body().items()), "lr": settings.body_lr}
+    options = {"memory": method.memory, **method.options}
+    if not body["params"]:
+        return [build_optimizer(method.optimizer, [tables], **options)]
+    # a method's options are its tables': what trains the body is the same in all methods
+    if method.optimizer == settings.body_optimizer and not method.options:
+        return [build_optimizer(method.optimizer, [tables, body], **options)]
+    return [
+        build_optimizer(method.optimizer, [tables], **options),
+        build_optimizer(settings.body_optimizer, [body], memory="exact"),
+    ]

@@ -1,1 +1,0 @@
-"""Experiments: data, models, one training loop, and what runs on them."""
