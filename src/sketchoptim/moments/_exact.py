@@ -18,27 +18,26 @@ class ExactMoment(Moment, storage=Exact):
         shape = tuple(table.shape)
         return (Part("values", shape, dtype=None, by="row", initial=fill, least=least),)
 
-    @property
-    def values(self) -> Tensor:
+    def exact_values(self) -> Tensor:
         return self.tensors["values"]
 
     def kernel_view(self) -> ArrayView:
-        return ArrayView(self.values, is_by_row=False)
+        return ArrayView(self.exact_values(), is_by_row=False)
 
     def update_(self, ids: Tensor, values: Tensor) -> Tensor:
-        stored = self.values
+        stored = self.exact_values()
         old = stored.index_select(0, ids).view_as(values).to(values.dtype)
         new = self.average.moved(old, values)
         stored.index_copy_(0, ids, new.to(stored.dtype).view(-1, *stored.shape[1:]))
         return new
 
     def load_(self, rows: Rows, *, start: float) -> None:
-        stored = self.values
+        stored = self.exact_values()
         if rows.ids is None:
             stored.copy_(rows.values.view_as(stored))
         else:
             stored.index_copy_(0, rows.ids, rows.values.to(stored.dtype))
 
     def estimate(self, ids: Tensor) -> Tensor:
-        stored = self.values
+        stored = self.exact_values()
         return stored.index_select(0, ids).reshape(ids.numel(), stored.shape[1:].numel())

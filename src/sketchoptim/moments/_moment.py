@@ -180,6 +180,10 @@ class Moment:
         """What fused kernels read and write; None where none of them knows this storage."""
         return None
 
+    def exact_values(self) -> Tensor:
+        """The tensor that torch.optim's own functions move, where `is_exact`."""
+        raise NotImplementedError
+
     def begin_(self, average: Average, touched: int) -> None:
         """Starts a step that will touch `touched` rows; decays what decays as a whole."""
         self.average = average

@@ -10,7 +10,7 @@ from .._validation import check_number
 from ..moments import Average
 from ..ops import FusedRule
 from ..storage import Memory
-from ._binding import State
+from ._binding import Binding
 from .base import Group, Optimizer, Twins
 
 
@@ -78,12 +78,12 @@ class Adagrad(Optimizer):
             clip=memory.clip,
         )
 
-    def torch_step_(self, group: Group, parameters: list[Tensor], states: list[State]) -> None:
+    def torch_step_(self, group: Group, bindings: list[Binding]) -> None:
         torch_adagrad.adagrad(
-            parameters,
-            [p.grad for p in parameters if p.grad is not None],
-            [state["second_values"] for state in states],
-            [state["step"] for state in states],
+            [it.parameter for it in bindings],
+            [it.gradient for it in bindings],
+            [it.exact_values("second") for it in bindings],
+            [it.state["step"] for it in bindings],
             lr=group["lr"],
             weight_decay=float(group["weight_decay"]),
             lr_decay=float(group["lr_decay"]),

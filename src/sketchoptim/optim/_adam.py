@@ -11,7 +11,7 @@ from .._validation import check_number
 from ..moments import Average, Name
 from ..ops import FusedRule
 from ..storage import Memory
-from ._binding import State
+from ._binding import Binding
 from .base import Group, Optimizer, Twins
 
 _KEYS: dict[Name, str] = {"first": "exp_avg", "second": "exp_avg_sq"}
@@ -114,15 +114,15 @@ class Adam(Optimizer):
             is_ratio=memory.form == "ratio",
         )
 
-    def torch_step_(self, group: Group, parameters: list[Tensor], states: list[State]) -> None:
+    def torch_step_(self, group: Group, bindings: list[Binding]) -> None:
         beta1, beta2 = map(float, group["betas"])
         torch_adam.adam(
-            parameters,
-            [p.grad for p in parameters if p.grad is not None],
-            [state["first_values"] for state in states],
-            [state["second_values"] for state in states],
+            [it.parameter for it in bindings],
+            [it.gradient for it in bindings],
+            [it.exact_values("first") for it in bindings],
+            [it.exact_values("second") for it in bindings],
             [],
-            [state["step"] for state in states],
+            [it.state["step"] for it in bindings],
             amsgrad=False,
             beta1=beta1,
             beta2=beta2,

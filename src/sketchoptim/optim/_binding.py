@@ -4,7 +4,7 @@ import ctypes
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -61,8 +61,14 @@ class Binding:
     """The tensors of the state, and where their numbers are."""
 
     @property
-    def is_compressed(self) -> bool:
-        return self.memory is not EXACT
+    def gradient(self) -> Tensor:
+        assert self.parameter.grad is not None  # only such parameters are stepped
+        return self.parameter.grad
+
+    def exact_values(self, name: Name) -> Tensor:
+        """The tensor of an exact moment."""
+        moment: Moment = getattr(self.moments, name)
+        return moment.exact_values()
 
     def is_current(self, state: State | None, options: Options | None) -> bool:
         """Whether parameter, state and options are those it was built for, where they were.
@@ -84,6 +90,32 @@ class Binding:
             if state.get(key) is not tensor or (place and tensor.data_ptr() != place):
                 return False
         return True
+
+    def prepare(
+        self, gradient: Tensor, rule: AnyRule, number: int, nonfinite: Literal["raise", "skip"]
+    ) -> "BoundStep":
+        """Step number `number` along a gradient, checked; nothing has changed yet."""
+        # A compressed moment would carry a NaN on to other rows, so it must never see one.
+        is_checked = self.memory is not EXACT
+        reason: str | None = None
+        step: ops.PreparedStep | None = None
+        if self.kernels is not None:
+            step = self.kernels.prepare(gradient, rule, is_checked=is_checked)
+        if step is None:
+            reason = self.fallback_reason
+            if self.kernels is not None:
+                reason = self.kernels.unsupported_reason(gradient, rule)
+            reference = ops.Reference(self.parameter, self.moments)
+            step = reference.prepare(gradient, rule, is_checked=is_checked)
+        if not step.is_finite and nonfinite == "raise":
+            decayed = ", with the weights that decay into it," if rule.weight_decay else ""
+            raise ValueError(
+                f"the gradient of the parameter of shape {list(gradient.shape)}{decayed} "
+                f"must be finite and within {ops.LARGEST_GRADIENT:.2g}, got NaN, inf or more; the "
+                'step is refused and nothing has changed. nonfinite="skip" skips and counts such '
+                "steps"
+            )
+        return BoundStep(self, rule, step, number, not step.is_finite, reason)
 
 
 class BoundStep(NamedTuple):

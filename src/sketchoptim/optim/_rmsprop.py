@@ -10,7 +10,7 @@ from .._validation import check_number
 from ..moments import Average
 from ..ops import FusedRule
 from ..storage import Memory
-from ._binding import State
+from ._binding import Binding
 from .base import Group, Optimizer, Twins
 
 
@@ -73,14 +73,14 @@ class RMSprop(Optimizer):
             clip=memory.clip,
         )
 
-    def torch_step_(self, group: Group, parameters: list[Tensor], states: list[State]) -> None:
+    def torch_step_(self, group: Group, bindings: list[Binding]) -> None:
         torch_rmsprop.rmsprop(
-            parameters,
-            [p.grad for p in parameters if p.grad is not None],
-            [state["second_values"] for state in states],
+            [it.parameter for it in bindings],
+            [it.gradient for it in bindings],
+            [it.exact_values("second") for it in bindings],
             [],
             [],
-            [state["step"] for state in states],
+            [it.state["step"] for it in bindings],
             lr=group["lr"],
             alpha=float(group["alpha"]),
             eps=float(group["eps"]),

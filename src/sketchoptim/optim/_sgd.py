@@ -10,7 +10,7 @@ from .._validation import check_flag, check_number
 from ..moments import Average, Name
 from ..ops import FusedRule
 from ..storage import Memory, Storage
-from ._binding import State
+from ._binding import Binding
 from .base import Group, Optimizer, Twins
 
 
@@ -94,17 +94,15 @@ class SGD(Optimizer):
             clip=memory.clip,
         )
 
-    def torch_step_(self, group: Group, parameters: list[Tensor], states: list[State]) -> None:
+    def torch_step_(self, group: Group, bindings: list[Binding]) -> None:
         has_momentum = bool(group["momentum"])
+        kept = [it.exact_values("first") if has_momentum else None for it in bindings]
         # torch.optim starts from no buffer at all, which is how it leaves the first step undamped.
-        has_buffer = [
-            has_momentum and state["step"] > state.get("began_after", 0) for state in states
-        ]
-        kept = [state["first_values"] if has_momentum else None for state in states]
-        buffers = [buffer if has else None for buffer, has in zip(kept, has_buffer, strict=True)]
+        is_first = [it.state["step"] <= it.began_after for it in bindings]
+        buffers = [None if first else own for own, first in zip(kept, is_first, strict=True)]
         torch_sgd.sgd(
-            parameters,
-            [p.grad for p in parameters if p.grad is not None],
+            [it.parameter for it in bindings],
+            [it.gradient for it in bindings],
             buffers,
             weight_decay=float(group["weight_decay"]),
             momentum=float(group["momentum"]),
@@ -113,8 +111,7 @@ class SGD(Optimizer):
             nesterov=group["nesterov"],
             maximize=group["maximize"],
         )
-        for state, has, own, buffer in zip(states, has_buffer, kept, buffers, strict=True):
-            state["step"] += 1
-            if own is not None and not has:
-                # torch's has the strides of the gradient; kernels need ours.
-                own.copy_(buffer)
+        for binding, own, buffer in zip(bindings, kept, buffers, strict=True):
+            binding.state["step"] += 1
+            if own is not None and buffer is not None and buffer is not own:
+                own.copy_(buffer)  # torch's has the strides of the gradient; kernels need ours

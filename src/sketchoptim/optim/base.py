@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from .. import _torch_private, ops
+from .. import _torch_private
 from .._validation import check_choice, check_flag, check_number
 from .._warning import warn
 from ..moments import Name
@@ -46,7 +46,7 @@ class Optimizer(torch.optim.Optimizer):
     """Those among them that an option may switch on in the middle of a run."""
     torch_twins: ClassVar[Twins] = {}
     """What `from_torch` and `to_torch` convert from and to."""
-    torch_step_: Callable[[Group, list[Tensor], list[State]], None] | None = None
+    torch_step_: Callable[[Group, list[Binding]], None] | None = None
     """Steps parameters with dense gradients and exact moments; None where torch has no such."""
 
     def __init__(self, params: Any, *, memory: str | Memory, **options: Any) -> None:
@@ -198,7 +198,14 @@ class Optimizer(torch.optim.Optimizer):
                 if binding.delegates_to_torch and not gradient.is_sparse:
                     delegated.append(binding)
                 else:
-                    steps.append(self._prepare_step(binding, group, gradient))
+                    number = int(binding.step_count.value) + 1
+                    rule = self.rule(
+                        group,
+                        number - binding.began_after,
+                        memory=binding.memory,
+                        is_sparse=gradient.is_sparse,
+                    )
+                    steps.append(binding.prepare(gradient, rule, number, group["nonfinite"]))
             except (TypeError, ValueError) as error:
                 error.add_note(f"It is {name_of(parameter, self)}.")
                 raise
@@ -224,33 +231,6 @@ class Optimizer(torch.optim.Optimizer):
     def _options_of(self) -> Callable[[Group], Options]:
         return operator.itemgetter(*sorted({*self.option_names(), "compress_dense"} - {"lr"}))
 
-    def _prepare_step(self, binding: Binding, group: Group, gradient: Tensor) -> BoundStep:
-        number = int(binding.step_count.value) + 1
-        memory, reason = binding.memory, None
-        rule = self.rule(
-            group, number - binding.began_after, memory=memory, is_sparse=gradient.is_sparse
-        )
-        step: ops.PreparedStep | None = None
-        # A compressed moment would carry a NaN on to other rows, so it must never see one.
-        is_checked = memory is not EXACT
-        if binding.kernels is not None:
-            step = binding.kernels.prepare(gradient, rule, is_checked=is_checked)
-        if step is None:
-            reason = binding.fallback_reason
-            if binding.kernels is not None:
-                reason = binding.kernels.unsupported_reason(gradient, rule)
-            reference = ops.Reference(binding.parameter, binding.moments)
-            step = reference.prepare(gradient, rule, is_checked=is_checked)
-        if not step.is_finite and group["nonfinite"] == "raise":
-            decayed = ", with the weights that decay into it," if rule.weight_decay else ""
-            raise ValueError(
-                f"the gradient of the parameter of shape {list(gradient.shape)}{decayed} "
-                f"must be finite and within {ops.LARGEST_GRADIENT:.2g}, got NaN, inf or more; the "
-                'step is refused and nothing has changed. nonfinite="skip" skips and counts such '
-                "steps"
-            )
-        return BoundStep(binding, rule, step, number, not step.is_finite, reason)
-
     def _take_over_(self, binding: Binding) -> None:
         if self._bindings.get(id(binding.parameter)) is not binding:
             self.state[binding.parameter] = binding.state
@@ -262,9 +242,7 @@ class Optimizer(torch.optim.Optimizer):
             self._take_over_(binding)
         assert self.torch_step_ is not None  # delegates_to_torch
         with torch.no_grad():
-            self.torch_step_(
-                group, [it.parameter for it in bindings], [it.state for it in bindings]
-            )
+            self.torch_step_(group, bindings)
 
     def _warn(self, step: BoundStep) -> None:
         """Warns once of each thing that is wrong with the way a parameter is stepped."""
