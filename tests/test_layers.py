@@ -96,7 +96,7 @@ def test_an_import_of_a_later_layer_is_caught(source):
         ("sketchoptim.optim._adam", False, "from .base import Base"),
         ("sketchoptim.optim", True, "from .adam import Adam"),
         ("sketchoptim.optim", True, "from ..moments import Exact"),
-        ("sketchoptim._sketch", False, "from .hashing import buckets"),
+        ("sketchoptim._sketch", False, "from ._hashing import buckets"),
         ("sketchoptim.nn._mach", False, "import torch, sketchoptim.diagnostics._planner"),
         ("sketchoptim._cli", False, "import sketchoptim as so"),
     ],

@@ -10,6 +10,7 @@ import torch
 
 from sketchoptim._validation import (
     check_choice,
+    check_count,
     check_flag,
     check_int,
     check_keys,
@@ -36,6 +37,22 @@ def test_a_whole_number_comes_back_as_a_plain_int(value):
     found = check_positive_int("x", value)
     assert type(found) is int
     assert found == 3
+
+
+@pytest.mark.parametrize("value", [3, 3.0, torch.tensor(3), torch.tensor([3.0])], ids=repr)
+def test_a_count_comes_back_as_a_plain_int(value):
+    found = check_count("x", value)
+    assert type(found) is int
+    assert found == 3
+
+
+def test_a_count_above_those_of_float64_keeps_its_last_digit():
+    assert check_count("x", torch.tensor(2**53 + 1)) == 2**53 + 1
+
+
+def test_a_dict_may_have_any_other_keys_where_these_are_not_told():
+    found = {"a": 1, 3: 2}
+    assert check_keys("x", found, required="a", optional=None) is found
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
@@ -72,6 +89,11 @@ REFUSED = [
     (check_int, 9, {"most": 8}, ValueError, "x must be <= 8, got 9"),
     (check_int, 0, {"least": 1, "most": 8}, ValueError, "x must be in [1, 8], got 0"),
     (check_positive_int, 0, {"remedy": "see y"}, ValueError, "x must be >= 1, got 0; see y"),
+    (check_count, 2.5, {}, ValueError, "x must be a whole number, got 2.5"),
+    (check_count, torch.tensor(2.5), {}, ValueError, "a whole number, got tensor(2.5"),
+    (check_count, -1, {}, ValueError, "x must be finite and >= 0, got -1"),
+    (check_count, NAN, {}, ValueError, "x must be finite and >= 0, got nan"),
+    (check_count, "3", {}, TypeError, "x must be a number, got '3'"),
     (check_flag, 1, {}, TypeError, "x must be True or False, got 1"),
     (check_choice, "c", {"allowed": "ab"}, ValueError, "one of ['a', 'b'], got 'c'"),
     (check_choice, [1], {"allowed": {"a": 1}}, ValueError, "one of ['a'], got [1]"),

@@ -62,6 +62,10 @@ def _value(hint: Any, value: object, where: str) -> object:
         if not isinstance(value, list):
             raise ValueError(f"{where} must be a list, got {value!r}")
         return tuple(_value(get_args(hint)[0], item, where) for item in value)
+    if get_origin(hint) is dict:
+        table = checked_table(value, where=where)
+        of_values = get_args(hint)[1]
+        return {key: _value(of_values, item, f"{where}.{key}") for key, item in table.items()}
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     fits = {
         int: isinstance(value, int) and is_number,

@@ -92,6 +92,22 @@ def check_positive_int(name: str, value: Any, *, remedy: str = "") -> int:
     return check_int(name, value, least=1, remedy=remedy)
 
 
+def check_count(name: str, value: Any, *, remedy: str = "") -> int:
+    """The value as an int, where it is a whole number >= 0: an int, a float or a tensor of one.
+
+    >>> check_count("step", 3.0)
+    3
+    >>> check_count("step", 2.5)
+    Traceback (most recent call last):
+    ...
+    ValueError: step must be a whole number, got 2.5
+    """
+    number = check_number(name, value, allow_tensor=True, remedy=remedy)
+    if not number.is_integer():
+        raise _error(ValueError, name, "a whole number", value, remedy)
+    return int(value)
+
+
 def check_flag(name: str, value: Any, *, remedy: str = "") -> bool:
     """The value, where it is True or False."""
     if not isinstance(value, bool):
@@ -123,11 +139,13 @@ def check_keys(
     name: str,
     value: Any,
     *,
-    required: Collection[str] = (),
-    optional: Collection[str] = (),
+    required: Collection[Any] = (),
+    optional: Collection[Any] | None = (),
     remedy: str = "",
-) -> Mapping[str, Any]:
-    """The value, where it is a dict with all required keys, and none that is not named.
+) -> Mapping[Any, Any]:
+    """The value, where it is a dict with all required keys and no others but the optional ones.
+
+    With ``optional=None`` it may have any others.
 
     >>> check_keys("plan", {"optimizer": "Adam"}, required=("optimizer", "budget_bytes"))
     Traceback (most recent call last):
@@ -139,6 +157,8 @@ def check_keys(
     for key in required:
         if key not in value:
             raise _error(ValueError, name, f"the key {key!r}", list(value), remedy, verb="have")
+    if optional is None:
+        return value
     known = {*required, *optional}
     unknown = [key for key in value if key not in known]
     if unknown:

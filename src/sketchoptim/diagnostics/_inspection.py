@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from .. import moments
+from .._validation import check_count, check_flag, check_keys, check_tensor
 from ..moments import SketchedMoment
 from ..moments._sketch_error import SketchError, estimate_error, occupied
 from ..optim._slot import parts
@@ -92,7 +93,10 @@ def inspect_checkpoint(path: str | Path) -> Inspection:
             f"{Path(path).name} must hold the state_dict() of an optimizer of sketchoptim, "
             f"found only: {kind[:200]}"
         )
-    found = [moment for where, packed in optimizers for moment in _moments(where, packed)]
+    try:
+        found = [moment for where, packed in optimizers for moment in _moments(where, packed)]
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{Path(path).name}: {error}; the checkpoint is damaged") from error
     return Inspection(tuple(found))
 
 
@@ -115,8 +119,7 @@ def read_checkpoint(path: str | Path, *, device: str = "cpu") -> Any:
 def _optimizers(thing: Any, where: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
     """The state dicts of optimizers in nested dicts and lists, with their places."""
     if isinstance(thing, dict):
-        groups = thing.get("param_groups")
-        if "state" in thing and isinstance(groups, list) and groups and "memory" in groups[0]:
+        if _is_optimizer(thing):
             yield where, thing
             return
         items = list(thing.items())
@@ -128,36 +131,78 @@ def _optimizers(thing: Any, where: str = "") -> Iterator[tuple[str, dict[str, An
         yield from _optimizers(value, f"{where}.{key}" if where else str(key))
 
 
+def _is_optimizer(thing: dict[str, Any]) -> bool:
+    """Whether a dict is the state dict of one of our optimizers, whose groups have a memory."""
+    groups = thing.get("param_groups")
+    if "state" not in thing or not isinstance(groups, list) or not groups:
+        return False
+    return isinstance(groups[0], dict) and "memory" in groups[0]
+
+
 def _moments(where: str, packed: dict[str, Any]) -> Iterator[FoundMoment]:
-    for group in packed["param_groups"]:
-        names = group.get("param_names") or [f"parameter {number}" for number in group["params"]]
-        memory = Memory.from_dict(group["memory"])
-        for name, number in zip(names, group["params"], strict=True):
-            state = packed["state"].get(number)
+    states = check_keys("state", packed["state"], optional=None)
+    for number, group in enumerate(packed["param_groups"]):
+        memory, named = _checked_group(f"group {number}", group)
+        for name, key in named:
+            state = states.get(key, {})
+            check_keys(f"the state of {name}", state, optional=None)
             if state:
                 yield from _moments_of(where, name, memory, state)
+
+
+def _checked_group(where: str, group: Any) -> tuple[Memory, list[tuple[str, Any]]]:
+    """The memory of a group, and the names of its parameters with their keys in the state."""
+    check_keys(where, group, required=("params", "memory"), optional=None)
+    params, names = group["params"], group.get("param_names")
+    if not isinstance(params, list):
+        raise ValueError(f"params of {where} must be a list, got {params!r}")
+    names = names or [f"parameter {key}" for key in params]
+    if len(names) != len(params):
+        raise ValueError(
+            f"param_names of {where} must be as many as its params, got {len(names)} for "
+            f"{len(params)}"
+        )
+    try:
+        return Memory.from_dict(group["memory"]), list(zip(names, params, strict=True))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
+def _checked_shape(name: str, state: dict[str, Any]) -> torch.Size:
+    shape = check_tensor(f"shape of {name}", state["shape"], remedy="")
+    if shape.is_floating_point() or shape.dim() != 1 or (shape < 0).any():
+        raise ValueError(f"shape of {name} must be whole numbers >= 0, got {shape}")
+    return torch.Size(shape.tolist())
 
 
 def _moments_of(
     where: str, parameter: str, memory: Memory, state: dict[str, Any]
 ) -> Iterator[FoundMoment]:
-    shape = torch.Size(state["shape"].tolist())
+    check_keys(
+        f"the state of {parameter}",
+        state,
+        required=("step", "shape", "is_compressed"),
+        optional=None,
+    )
+    steps = check_count(f"step of {parameter}", state["step"])
+    is_compressed = check_flag(f"is_compressed of {parameter}", state["is_compressed"])
+    shape = _checked_shape(parameter, state)
     names: tuple[moments.Name, ...] = ("first", "second")
     for name in names:
         tensors = parts(state, name)
         if not tensors:
             continue
-        storage = getattr(memory, name) if state["is_compressed"] else Exact()
+        storage = getattr(memory, name) if is_compressed else Exact()
         if storage is None:
             raise ValueError(
                 f"{parameter} must have no {name} moment, as its group says, but has "
-                f"{sorted(tensors)}; the checkpoint is damaged"
+                f"{sorted(tensors)}"
             )
         misfit = moments.misfit(storage, shape, tensors)
         if misfit is not None:
             raise ValueError(
                 f"the {name} moment of {parameter} must be kept as its group says, in {storage}, "
-                f"but {misfit}; the checkpoint is damaged"
+                f"but {misfit}"
             )
         details: dict[str, Any] = {}
         width = None
@@ -174,7 +219,7 @@ def _moments_of(
             where,
             parameter,
             tuple(shape),
-            int(state["step"].item()),
+            steps,
             name,
             described_storage(storage, width),
             sum(tensor.nbytes for tensor in tensors.values()),

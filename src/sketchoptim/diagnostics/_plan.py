@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from .._parsing import checked_table, parsed
 from ..storage import Exact, Memory, RankOne, RowWise, Sketched, Storage, TopSingular
 from ._memory_report import MemoryReport, ParameterMemory
 from ._prediction import PredictedError
@@ -17,6 +18,7 @@ from ._text_table import text_table
 _WORDS: dict[type, str] = {
     Exact: "exact", RowWise: "one a row", RankOne: "rank one", TopSingular: "top singular",
 }  # fmt: skip
+_REMEDY = "a plan is what Plan.to_json() writes"
 _LEGEND = """\
 Zipf: the exponent of row frequencies. Error: what collisions add to the second moment v of the rows
 that a step touches, |estimate - v| / |v|; row: the median of (estimate - v) / v, where rare rows
@@ -45,15 +47,15 @@ class PlannedParameter(ParameterMemory):
         return plain
 
     @classmethod
-    def from_dict(cls, plain: dict[str, Any]) -> "PlannedParameter":
-        """The parameter that `to_dict` described."""
-        memory, error = plain["memory"], plain["error"]
-        rebuilt = {
-            "shape": tuple(plain["shape"]),
-            "memory": None if memory is None else Memory.from_dict(memory),
-            "error": None if error is None else PredictedError(**error),
-        }
-        return cls(**{**plain, **rebuilt})
+    def from_dict(cls, plain: object, *, where: str = "parameter") -> "PlannedParameter":
+        """The parameter that `to_dict` described; `where` is its place, for errors."""
+        table = dict(checked_table(plain, where=where))
+        built: dict[str, Any] = {}
+        for key in ("memory", "error"):
+            if key not in table:
+                raise ValueError(f"{where}.{key} is missing")
+            built[key] = _built(key, table.pop(key), f"{where}.{key}")
+        return parsed(cls, table, where=where, **built)
 
 
 @dataclass(frozen=True)
@@ -117,11 +119,30 @@ class Plan(MemoryReport):
 
         A string is the path of a file unless it is JSON, which starts with a brace.
         """
+        if not isinstance(text, str | Path):
+            raise TypeError(f"text must be JSON text or a path, got {type(text).__name__}")
         if isinstance(text, Path) or not text.lstrip().startswith("{"):
             text = Path(text).read_text(encoding="utf-8")
-        plain = json.loads(text)
-        parameters = tuple(PlannedParameter.from_dict(entry) for entry in plain["parameters"])
-        return cls(parameters, plain["optimizer"], plain["budget_bytes"])
+        try:
+            return cls._from_plain(json.loads(text))
+        except json.JSONDecodeError as error:
+            raise ValueError(f"plan must be JSON, but {error}; {_REMEDY}") from None
+        except ValueError as error:
+            raise ValueError(f"{error}; {_REMEDY}") from None
+
+    @classmethod
+    def _from_plain(cls, plain: object) -> "Plan":
+        table = dict(checked_table(plain, where="plan"))
+        if "parameters" not in table:
+            raise ValueError("plan.parameters is missing")
+        entries = table.pop("parameters")
+        if not isinstance(entries, list):
+            raise ValueError(f"plan.parameters must be a list, got {entries!r}")
+        parameters = tuple(
+            PlannedParameter.from_dict(entry, where=f"plan.parameters[{number}]")
+            for number, entry in enumerate(entries)
+        )
+        return parsed(cls, table, where="plan", parameters=parameters)
 
     def __str__(self) -> str:
         header = ("parameter", "shape", "kept", "why", "bytes", "of exact", "Zipf", "error", "row")
@@ -138,6 +159,18 @@ class Plan(MemoryReport):
         totals = (f"{self.state_bytes:,}", f"{self.ratio:.3%}", "", "", "")
         lines.append(("total", "", "", f"of {self.budget_bytes:,} allowed", *totals))
         return f"{text_table(lines, left=4)}\n{_LEGEND}"
+
+
+def _built(key: str, value: object, where: str) -> Memory | PredictedError | None:
+    """The memory or the predicted error that a value describes."""
+    if value is None:
+        return None
+    if key == "error":
+        return parsed(PredictedError, value, where=where)
+    try:
+        return Memory.from_dict(value)  # type: ignore[arg-type]  # which it checks
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{where}: {error}") from None
 
 
 def described(memory: Memory | None) -> str:
