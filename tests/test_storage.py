@@ -351,31 +351,31 @@ def test_equal_memories_have_equal_hashes(memory):
     ],
 )
 def test_a_table_has_this_shape(storage, rows, dim, shape):
-    assert storage.table_shape(rows, dim) == shape
+    assert storage.counters_shape(rows, dim) == shape
 
 
 @pytest.mark.parametrize("rows", [793_471, 33_278, 50_000_000, 2**31])
 @pytest.mark.parametrize("dim", [1, 256, 4096])
 def test_lean_takes_half_a_byte_a_row_at_most(rows, dim):
-    depth, width, columns = PRESETS["lean"].second.table_shape(rows, dim)
+    depth, width, columns = PRESETS["lean"].second.counters_shape(rows, dim)
     assert 0.499 * rows < 4 * depth * width * columns <= 0.5 * rows
 
 
 @given(sketched(), st.integers(1, 10**7), st.integers(1, 4096))
 def test_a_table_stays_within_its_ratio_and_close_to_it(storage, rows, dim):
     assume(storage.ratio is not None)
-    depth, width, columns = storage.table_shape(rows, dim)
+    depth, width, columns = storage.counters_shape(rows, dim)
     exact = rows * (dim if storage.granularity == "element" else 1)
-    smallest, step = depth * storage.folds_into * columns, depth * storage.folds_into * columns
+    smallest, step = depth * storage.width_multiple * columns, depth * storage.width_multiple * columns
     assert depth * width * columns <= max(storage.ratio * exact * (1 + 1e-12), smallest)
     assert depth * width * columns > storage.ratio * exact * (1 - 1e-12) - step
 
 
 @given(sketched(), st.integers(0, 10**6), st.integers(1, 64))
 def test_a_table_folds_as_often_as_asked(storage, rows, dim):
-    _, width, _ = storage.table_shape(rows, dim)
-    assert width >= storage.folds_into
-    assert width % storage.folds_into == 0
+    _, width, _ = storage.counters_shape(rows, dim)
+    assert width >= storage.width_multiple
+    assert width % storage.width_multiple == 0
     widths = storage.widths(width)
     assert len(widths) > (len(storage.fold_at) if storage.fold_when is None else 6)
     assert max(widths) == width

@@ -33,6 +33,8 @@ _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in COUNTER_DTYPES}
 class Storage:
     """Base of the storages: each is a frozen dataclass of options, known by its class name."""
 
+    is_exact: ClassVar[bool] = False
+    """Whether it keeps what torch.optim keeps."""
     collides: ClassVar[bool] = False
     """Whether different rows share numbers."""
 
@@ -71,6 +73,8 @@ class Storage:
 @dataclass(frozen=True)
 class Exact(Storage):
     """One number for each weight, ``[n, dim]``, in the parameter's dtype: as torch.optim."""
+
+    is_exact: ClassVar[bool] = True
 
     def describe(self, width: int | None = None) -> str:
         return "exact"
@@ -306,6 +310,12 @@ class Memory:
                 'form="ratio" needs first and second to be the same Sketched, with decay="linear"; '
                 f"got first={self.first}, second={self.second}"
             )
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether every storage is exact; a memory without any storage is not."""
+        kept = [it for it in (self.first, self.second) if it is not None]
+        return bool(kept) and all(storage.is_exact for storage in kept)
 
     def to_dict(self) -> dict[str, Any]:
         """The memory in dicts, numbers and strings, for checkpoints."""

@@ -65,7 +65,7 @@ def test_a_folded_table_with_a_start_keeps_its_dtype_and_training_goes_on(form, 
     )
     with backends.stepping_by(backend):
         trained(optimizer, parameter, sparse_stream(shape, 4))
-    assert optimizer.state[parameter]["second_table"].dtype == storage.dtype
+    assert optimizer.state[parameter]["second_counters"].dtype == storage.dtype
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
@@ -206,7 +206,7 @@ def test_training_goes_on_after_a_fold_and_from_a_checkpoint(memory, backend):
         trained(optimizer, parameter, gradients[:2])
         optimizer.state[parameter]["step"].fill_(CHECKED - 1)
         trained(optimizer, parameter, gradients[2:3])
-        assert optimizer.state[parameter]["second_table"].shape == (3, 32, 1)
+        assert optimizer.state[parameter]["second_counters"].shape == (3, 32, 1)
         again, loaded = fresh(parameter.detach())
         loaded.load_state_dict(optimizer.state_dict())
         for one, its_parameter in ((optimizer, parameter), (loaded, again)):
@@ -222,6 +222,6 @@ def test_a_checkpoint_of_a_width_that_folding_does_not_give_is_refused():
     optimizer = so.Adam([parameter], memory=so.Memory(None, storage))
     trained(optimizer, parameter, sparse_stream((300, 3), 1))
     saved = optimizer.state_dict()
-    saved["state"][0]["second_table"] = torch.zeros(3, 48, 1)
+    saved["state"][0]["second_counters"] = torch.zeros(3, 48, 1)
     with pytest.raises(ValueError, match=r"its table has shape \[3, 48, 1\], not \[3, 64, 1\]"):
         optimizer.load_state_dict(saved)

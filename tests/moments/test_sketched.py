@@ -133,7 +133,7 @@ def test_a_folded_table_keeps_training_and_takes_half_the_bytes(memory, backend)
         for gradient in sparse_stream(shape, 5):
             parameter.grad = gradient
             optimizer.step()
-            sizes.append(optimizer.state[parameter]["second_table"].numel())
+            sizes.append(optimizer.state[parameter]["second_counters"].numel())
             places.append(parameter.detach().clone())
     assert sizes == [24, 24, 12, 12, 12]
     assert not torch.equal(places[3], places[2])

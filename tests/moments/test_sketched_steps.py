@@ -115,7 +115,7 @@ def test_a_bfloat16_table_trains_close_to_a_float32_one(name):
     shape = (30, 3)
     found = trained(BFLOAT16[name], sparse_stream(shape, 40), shape)
     expected = trained(ALL[name], sparse_stream(shape, 40), shape)
-    assert found["second_table"].dtype == torch.bfloat16
+    assert found["second_counters"].dtype == torch.bfloat16
     way = (expected["parameter"] - start(shape)).norm()
     assert (found["parameter"] - expected["parameter"]).norm() < 0.03 * way
 

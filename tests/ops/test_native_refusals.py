@@ -176,9 +176,9 @@ CHANGES: dict[str, tuple[str, str, Callable[[Tensor], Tensor]]] = {
     "a transposed moment": ("exact", "first_values", transposed),
     "rows in half precision": ("row-wise", "second_rows", Tensor.bfloat16),
     "too few rows": ("row-wise", "second_rows", lambda rows: rows[:4]),
-    "a wider table": ("lean", "second_table", Tensor.double),
-    "a transposed table": ("paper-v-only", "second_table", transposed),
-    "a table by row": ("paper-v-only", "second_table", lambda table: table[..., :1].clone()),
+    "a wider table": ("lean", "second_counters", Tensor.double),
+    "a transposed table": ("paper-v-only", "second_counters", transposed),
+    "a table by row": ("paper-v-only", "second_counters", lambda table: table[..., :1].clone()),
     "narrower words": ("lean", "second_words", Tensor.int),
     "too few words": ("lean", "second_words", lambda words: words[:2]),
 }
@@ -203,7 +203,7 @@ def test_a_checkpoint_of_another_layout_is_laid_out_again(preset):
     parameter, optimizer = stepped(preset)
     saved = copy.deepcopy(optimizer.state_dict())
     for name, tensor in saved["state"][0].items():
-        if name.endswith(("_values", "_table")):
+        if name.endswith(("_values", "_counters")):
             saved["state"][0][name] = transposed(tensor)
     again = torch.nn.Parameter(parameter.detach().clone())
     loaded = so.Adam([{"params": [again], "memory": preset}])
@@ -220,7 +220,7 @@ def test_a_checkpoint_of_another_layout_is_laid_out_again(preset):
     ("preset", "part", "dtype"),
     [
         ("row-wise", "second_rows", torch.bfloat16),
-        ("lean", "second_table", torch.bfloat16),
+        ("lean", "second_counters", torch.bfloat16),
         ("lean", "second_words", torch.int32),
     ],
 )

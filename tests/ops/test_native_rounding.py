@@ -59,7 +59,7 @@ class Run:
 
     def readings(self, name: str) -> Tensor:
         """What each hash row says, ``[depth, width, dim]``."""
-        return self.state[f"{name}_table"].float() * self.state[f"{name}_scale"].item()
+        return self.state[f"{name}_counters"].float() * self.state[f"{name}_scale"].item()
 
 
 def size_of(form: dict) -> tuple[int, int]:

@@ -139,7 +139,7 @@ def test_state_that_is_thrown_away_is_free_after_the_next_step():
     optimizer.add_param_group({"params": [kept]})
     stepped(dropped, optimizer, 1)
     stepped(kept, optimizer, 1)
-    table, weight = weakref.ref(optimizer.state[dropped]["second_table"]), weakref.ref(dropped)
+    table, weight = weakref.ref(optimizer.state[dropped]["second_counters"]), weakref.ref(dropped)
     del optimizer.state[dropped]
     optimizer.param_groups.pop(0)
     del dropped

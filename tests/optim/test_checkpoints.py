@@ -185,7 +185,7 @@ def test_hooks_on_loading_see_the_dict_and_then_the_restored_state():
     weight = run.model.table.weight
 
     def post(optimizer):
-        seen.append(optimizer.state[weight]["second_table"].dtype)
+        seen.append(optimizer.state[weight]["second_counters"].dtype)
         seen.append(optimizer.param_groups[0]["memory"] == so.storage.PRESETS["lean"])
 
     run.optimizer.register_load_state_dict_pre_hook(lambda _, state: seen.append(plain(state)))

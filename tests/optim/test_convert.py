@@ -151,7 +151,7 @@ def test_lean_takes_the_mean_over_a_row_and_is_never_below_it():
         assert (found[:, 0] >= truth * (1 - 1e-6)).all()
         assert found.max() <= truth.max() * (1 + 1e-6)
         assert not back.state[parameter]["exp_avg"].any()
-        assert ours.state[parameter].keys().isdisjoint({"first_table", "first_values"})
+        assert ours.state[parameter].keys().isdisjoint({"first_counters", "first_values"})
 
 
 @pytest.mark.parametrize("memory", ["row-wise", "rank-one", so.Memory(second=so.TopSingular())])
@@ -201,7 +201,7 @@ def test_tables_with_dense_gradients_are_compressed_when_named(form):
     train(model, ours, 3)
     compressed = [name for name, p in named.items() if ours.state[p]["is_compressed"]]
     assert compressed == ["table.weight"]
-    assert ours.state[table]["second_table"].shape == (3, int(ROWS / 8 / 3), 1)
+    assert ours.state[table]["second_counters"].shape == (3, int(ROWS / 8 / 3), 1)
     assert ours.state[named["head.bias"]]["second_values"].shape == (CLASSES,)
 
 

@@ -98,7 +98,7 @@ def check_against_naive(
                 np.testing.assert_allclose(by_row(parameter), x, rtol=5e-5, atol=5e-5)
                 for moment, table in table_of.items():
                     if f"{moment}_table" in state:
-                        found = state[f"{moment}_table"].double() * state[f"{moment}_scale"].item()
+                        found = state[f"{moment}_counters"].double() * state[f"{moment}_scale"].item()
                         np.testing.assert_allclose(found.numpy(), table, rtol=2e-5, atol=2e-5)
 
 

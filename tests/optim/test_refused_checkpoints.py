@@ -125,7 +125,7 @@ def test_whether_dense_gradients_are_compressed_must_be_the_same():
 def test_a_state_that_lacks_a_tensor_is_refused():
     run = Run.start(adam()).train(batches(2))
     saved = copy.deepcopy(run.optimizer.state_dict())
-    del saved["state"][0]["second_table"]
+    del saved["state"][0]["second_counters"]
     pattern = r"second moment of parameter 0 of the checkpoint .*, but it has \['scale', 'words'\]"
     refuse(run, saved, pattern)
 
@@ -167,7 +167,7 @@ BAD_STATE = {
     ),
     "no shape": ("shape", None, ValueError, r"must be for shape \[60, 6\], got None"),
     "a table that was cast": (
-        "second_table",
+        "second_counters",
         torch.zeros(3, 10, 6, dtype=torch.float64),
         ValueError,
         r"its table is torch.float64, not torch.float32; load what state_dict\(\) gave, uncast",
@@ -189,7 +189,7 @@ def test_a_state_that_no_step_could_use_is_refused(key, value, error, pattern):
 def test_a_table_of_a_width_that_no_fold_gives_is_refused():
     run = Run.start(adam()).train(batches(2))
     saved = copy.deepcopy(run.optimizer.state_dict())
-    saved["state"][0]["second_table"] = torch.zeros(3, 3, 6)
+    saved["state"][0]["second_counters"] = torch.zeros(3, 3, 6)
     refuse(run, saved, r"parameter 0 of .* but its table has shape \[3, 3, 6\], not \[3, 10, 6\]")
 
 

@@ -43,7 +43,7 @@ def test_folding_and_cleaning_happen_on_both_sides_of_the_checkpoint(moment):
     """The plans that fold do so where the resumed runs above need them to."""
     plan = PLANS["Adam, linear, cleaned and folded"]
     steps = SAVED_AFTER if moment == "before the save" else STEPS
-    width = Run.start(plan).train(batches(steps)).bits()["table.weight: second_table"].shape[1]
+    width = Run.start(plan).train(batches(steps)).bits()["table.weight: second_counters"].shape[1]
     assert width == (4 if moment == "before the save" else 2)
 
 

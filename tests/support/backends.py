@@ -56,9 +56,9 @@ def stepping_by(level: str | None, *, threads: int = 1) -> Iterator[Counter]:
     those of IEEE 754, as are the kernels', so that a comparison can ask for the same bits.
     """
     counter = Counter()
-    run_native, run_reference = cpu.NativeStep.run_, reference.ReferenceStep.run_
+    run_native, run_reference = cpu._CpuStep.run_, reference.ReferenceStep.run_
 
-    def counted_native(step: cpu.NativeStep) -> None:
+    def counted_native(step: cpu._CpuStep) -> None:
         counter.native += 1
         run_native(step)
 
@@ -75,7 +75,7 @@ def stepping_by(level: str | None, *, threads: int = 1) -> Iterator[Counter]:
             # However little there is to do, it is done by all the threads and in pieces.
             mock.patch.object(cpu, "_ELEMENTS_FOR_THREADS", 0),
             mock.patch.object(cpu, "CHUNK_ELEMENTS", 20),
-            mock.patch.object(cpu.NativeStep, "run_", counted_native),
+            mock.patch.object(cpu._CpuStep, "run_", counted_native),
             mock.patch.object(reference.ReferenceStep, "run_", counted_reference),
             mock.patch.object(Tensor, "sqrt", lambda x: torch.from_numpy(np.sqrt(x.numpy()))),
         ):

@@ -23,8 +23,8 @@ def opened(
     dtype: torch.dtype = torch.float32,
 ) -> Moment:
     """A fresh moment of a parameter of ``[rows, dim]``."""
-    table = Table(torch.Size((rows, dim)), dtype, torch.device("cpu"), number=0)
-    return moments.open_moment(storage, name, moments.create(storage, table, fill=fill))
+    table = Table(torch.Size((rows, dim)), dtype, torch.device("cpu"))
+    return moments.open_moment(storage, name, moments.create(storage, name, table, fill))
 
 
 def moved(

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import sketchoptim as so
+from sketchoptim.optim._binding import bind
 from sketchoptim.storage import Storage
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -37,7 +38,7 @@ class Case:
     def storages(self) -> list[Storage]:
         """Where the moments that this optimizer keeps live."""
         names = {"SGD": ["first"], "Adagrad": ["second"], "RMSprop": ["second"]}
-        if self.optimizer == "SGD" and not self.options.get("momentum", 0.9):
+        if self.optimizer == "SGD" and not self.options.get("momentum", 0.0):
             return []
         kept = (
             getattr(self.memory, name) for name in names.get(self.optimizer, ["first", "second"])
@@ -87,7 +88,7 @@ def run(case: Case) -> Outcome:
         for step in range(case.steps):
             parameter.grad = gradient(case, generator)
             if step == 0 and not case.is_whole:
-                state = optimizer._slot(parameter, optimizer.param_groups[0], ()).state
+                state = bind(optimizer, parameter, optimizer.param_groups[0], (), None).state
                 optimizer.state[parameter] = state
                 _scatter_(state, generator)
             optimizer.step()
@@ -97,9 +98,9 @@ def run(case: Case) -> Outcome:
 def _scatter_(state: dict[str, Any], generator: torch.Generator) -> None:
     """Makes fresh moments those of a long run: what the hash rows say of an id differs."""
     for name, tensor in state.items():
-        if name.startswith("first_") and name.endswith(("_values", "_table")):
+        if name.startswith("first_") and name.endswith(("_values", "_counters")):
             tensor.copy_(torch.randn(tensor.shape, generator=generator))
-        elif name.startswith("second_") and name.endswith(("_values", "_table", "_rows")):
+        elif name.startswith("second_") and name.endswith(("_values", "_counters", "_rows")):
             tensor.copy_(torch.rand(tensor.shape, generator=generator))
 
 

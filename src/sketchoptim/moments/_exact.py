@@ -10,8 +10,6 @@ from ._moment import ArrayView, Moment, Name, Part, Table
 class ExactMoment(Moment, storage=Exact):
     """Rows of a tensor of the parameter's shape and dtype; only touched rows move."""
 
-    is_exact = True
-
     @classmethod
     def declare(cls, storage: Exact, name: Name, table: Table, fill: float) -> tuple[Part, ...]:
         least = 0.0 if name == "second" else -float("inf")

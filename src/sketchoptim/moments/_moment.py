@@ -141,8 +141,6 @@ class Moment:
     whole step.
     """
 
-    is_exact: ClassVar[bool] = False
-    """Whether it keeps what torch.optim keeps."""
     gathers: ClassVar[bool] = False
     """Whether a row's estimate depends on rows that come after it."""
     decays_whole: ClassVar[bool] = False
@@ -171,6 +169,11 @@ class Moment:
 
     def __init__(self, storage: Storage, name: Name, tensors: Parts) -> None:
         self.storage, self.name, self.tensors = storage, name, tensors
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether it keeps what torch.optim keeps."""
+        return self.storage.is_exact
 
     def describe(self) -> str:
         """What it is kept in, in a few words."""

@@ -47,6 +47,8 @@ class Binding:
     """Why there are no kernels, where a user can change that."""
     delegates_to_torch: bool
     """Whether its dense gradients go to torch.optim's own function."""
+    refuses_nonfinite: bool
+    """Whether gradients must be finite: a compressed moment would carry a NaN to other rows."""
     is_watched: bool
     """Whether a step of it may call for a warning."""
     step_count: ctypes.c_double
@@ -95,8 +97,7 @@ class Binding:
         self, gradient: Tensor, rule: AnyRule, number: int, nonfinite: Literal["raise", "skip"]
     ) -> "BoundStep":
         """Step number `number` along a gradient, checked; nothing has changed yet."""
-        # A compressed moment would carry a NaN on to other rows, so it must never see one.
-        is_checked = self.memory is not EXACT
+        is_checked = self.refuses_nonfinite
         reason: str | None = None
         step: ops.PreparedStep | None = None
         if self.kernels is not None:
@@ -180,7 +181,13 @@ def bind(
     derived: dict[str, Any] = {
         "options": options,
         "group_memory": group["memory"],
-        "delegates_to_torch": memory is EXACT and optimizer.torch_step_ is not None,
+        "refuses_nonfinite": not memory.is_exact,
+        "delegates_to_torch": (
+            optimizer.torch_step_ is not None
+            and memory.is_exact
+            and memory.clip is None
+            and storages == optimizer.storages(group, EXACT)
+        ),
     }
     if previous is not None and previous.is_current(state, None):
         _checks.check_memory(previous.group_memory, group["memory"])
