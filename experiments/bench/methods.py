@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 import sketchoptim as so
 from sketchoptim import Exact, Memory, Sketched, moments
-from sketchoptim.moments import Part, Table
+from sketchoptim.moments import Name, Part, Table
 from sketchoptim.ops import reference_only
-from sketchoptim.storage import PRESETS, Decay
+from sketchoptim.storage import PRESETS, Decay, Storage
 
 from .gradients import Batch
 
@@ -151,7 +151,11 @@ class Rival:
         parameter = 2 * 4 * touched * dim
         table = Table(torch.Size((rows, dim)), torch.float32, torch.device("cpu"))
         state = 0.0
-        for name, storage in (("first", self.memory.first), ("second", self.memory.second)):
+        storages: dict[Name, Storage | None] = {
+            "first": self.memory.first,
+            "second": self.memory.second,
+        }
+        for name, storage in storages.items():
             if storage is not None:
                 parts = moments.declare(storage, name, table)
                 state += sum(2 * _touched_bytes(part, table, touched) for part in parts)

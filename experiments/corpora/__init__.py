@@ -2,7 +2,7 @@
 
 from .arrays import load_array
 from .corpus import Corpus, Part, segment, segments
-from .labelled import LabelledTexts, read_labelled
+from .labelled import LabelledTexts, labelled_file, read_labelled
 from .python_sources import read_python_sources, source_files
 from .texts import draw_text, read_lm1b, read_text, read_wikitext
 from .vectors import NoisyViews, read_vectors, token_vectors, token_vectors_file
@@ -15,6 +15,7 @@ __all__ = [
     "Part",
     "Vocabulary",
     "draw_text",
+    "labelled_file",
     "load_array",
     "read_labelled",
     "read_lm1b",

@@ -3,7 +3,6 @@
 import json
 from array import array
 from collections import Counter
-from collections.abc import Iterable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,8 +65,7 @@ def read_labelled(path: str | Path, *, held_out: float = 0.005) -> LabelledTexts
     """
     if not 0 < held_out < 1:
         raise ValueError(f"held_out must be between 0 and 1, got {held_out}")
-    found = text_files(Path(path))
-    files = {part: _file(Path(path), found, part) for part in ("train", "test")}
+    files = {part: labelled_file(path, part) for part in ("train", "test")}
     key = fingerprint((file.path for file in files.values()), kind="labelled", held_out=held_out)
     folder = cache_folder() / key
     if not folder.exists():
@@ -142,9 +140,10 @@ def _split(line: str, number: int, file: TextFile) -> tuple[str, str]:
     return text, label
 
 
-def _file(path: Path, files: Iterable[TextFile], part: str) -> TextFile:
+def labelled_file(path: str | Path, part: str) -> TextFile:
+    """The file of a part, "train" or "test", in a folder or archive."""
     names = [f"{part}.tsv{ending}" for ending in ("", ".gz", ".xz")]
-    for file in files:
+    for file in text_files(Path(path)):
         if file.name in names:
             return file
     raise FileNotFoundError(f"{path} must hold {' or '.join(names)}, each line text<TAB>label")

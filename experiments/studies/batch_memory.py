@@ -1,22 +1,21 @@
-"""The paper's argument for larger batches: memory without moments is memory for activations.
+"""The paper's argument for larger batches: memory that moments do not take is for activations.
 
-    python benchmarks/batch_memory.py
+    python -m experiments.studies.batch_memory
 
 One member of the paper's Amazon model: 80,000 hashed trigrams of Debian's paths, 1,024 hidden
-units, 20,000 buckets, 102.4 million weights. Every measurement is two training steps in a process
-of its own: first the peak memory of each method at one batch size, then the largest batch that
-still trains under a limit. The limit is RLIMIT_DATA, set once everything is imported, so what is
-allocated counts, touched or not; where an allocation fails, the batch is too large.
+units, 20,000 buckets, 102.4 million weights. Every measurement is two training steps in its own
+process: first the peak memory of each method at one batch size, then the largest batch that still
+trains under a limit. The limit is RLIMIT_DATA, set once everything is imported, so that allocated
+memory counts, touched or not; where an allocation fails, the batch is too large.
 """
 
 import argparse
 import json
-import lzma
-import os
 import resource
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -25,29 +24,31 @@ import torch
 import sketchoptim as so
 from sketchoptim.nn import MACH, BagEncoder, Bags, FeatureHashing
 
+from ..corpora import labelled_file
+from ..data import find_data
+from ..errors import run_study
 from ..recipes import load_recipe
 
 FEATURES = 80_000
 CLASSES = 49_500_000
 STEPS = 2
-METHODS = load_recipe("amazon-mach").contestants
+RECIPE = load_recipe("amazon-mach")
+DATA = RECIPE.sizes["small"].data
+METHODS = RECIPE.contestants
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Prints a line for each method; a process of `measured` prints only what it needed."""
-    options = parsed(arguments)
+    """Prints a line for each method; with --method, only the memory of two steps."""
+    options = parse_arguments(arguments)
     if options.method is not None:
-        print(json.dumps(steps_taken(options)))
+        print(json.dumps(take_steps(options)))
         return
     print(f"{'method':<8}{f'peak MB at {options.batch}':>18}{'state MB':>10}{'largest batch':>15}")
     for method in options.methods:
-        free = measured(options, method, options.batch, limit_mb=0)
+        free = measure_memory(options, method, options.batch, limit_mb=0)
         assert free is not None
-        largest = largest_batch(
-            lambda batch, method=method: measured(options, method, batch, options.limit_mb),
-            start=options.batch,
-            tolerance=options.tolerance,
-        )
+        fits = partial(does_fit, options, method)
+        largest = largest_batch(fits, start=options.batch, tolerance=options.tolerance)
         print(
             f"{method:<8}{free['peak_mb']:>18,.0f}{free['state_mb']:>10,.1f}{largest:>15,}",
             flush=True,
@@ -55,11 +56,10 @@ def main(arguments: list[str] | None = None) -> None:
     print(f"limit: RLIMIT_DATA of {options.limit_mb:,} MB; batches to {options.tolerance:.0%}")
 
 
-def parsed(arguments: list[str] | None) -> argparse.Namespace:
+def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     """The command line's options."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    data = os.environ.get("SKETCHOPTIM_DATA", "../shared/data")
-    parser.add_argument("--data", type=Path, default=Path(data) / "debian-contents", help="folder")
+    parser.add_argument("--data", type=Path, help="folder with train.tsv: path<TAB>package")
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
     parser.add_argument("--batch", type=int, default=750, help="the paper's with exact Adam")
     parser.add_argument("--limit-mb", type=int, default=2000)
@@ -71,11 +71,13 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def measured(
+def measure_memory(
     options: argparse.Namespace, method: str, batch: int, limit_mb: int
 ) -> dict[str, float] | None:
-    """What a process of its own needed for two steps, or None where memory was not enough."""
-    command = [sys.executable, __file__, "--method", method, "--data", str(options.data)]
+    """The memory of two steps in a new process, or None where the limit was too low."""
+    data = find_data(DATA, options.data)
+    command = [sys.executable, "-m", "experiments.studies.batch_memory"]
+    command += ["--method", method, "--data", str(data)]
     for name in ("dim", "buckets", "threads"):
         command += [f"--{name}", str(getattr(options, name))]
     command += ["--batch", str(batch), "--limit-mb", str(limit_mb)]
@@ -88,21 +90,24 @@ def measured(
     return found
 
 
-def largest_batch(
-    fits: Callable[[int], dict[str, float] | None], *, start: int, tolerance: float
-) -> int:
-    """The largest batch that fits, within a tolerance: by doubling or halving, then by halves."""
+def does_fit(options: argparse.Namespace, method: str, batch: int) -> bool:
+    """Whether two steps with that batch stay below the limit."""
+    return measure_memory(options, method, batch, options.limit_mb) is not None
+
+
+def largest_batch(fits: Callable[[int], bool], *, start: int, tolerance: float) -> int:
+    """The largest batch that fits, within a tolerance: by doubling, then by bisection."""
     low, high = 0, start
-    while fits(high) is not None:
+    while fits(high):
         low, high = high, 2 * high
     while high - low > max(1, tolerance * high):
         middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) is not None else (low, middle)
+        low, high = (middle, high) if fits(middle) else (low, middle)
     return low
 
 
-def steps_taken(options: argparse.Namespace) -> dict[str, float]:
-    """Two steps of one method, in this process."""
+def take_steps(options: argparse.Namespace) -> dict[str, float]:
+    """The memory of two steps of one method in this process."""
     torch.set_num_threads(options.threads)
     bags, labels = examples(options)
     if options.limit_mb:
@@ -117,7 +122,7 @@ def steps_taken(options: argparse.Namespace) -> dict[str, float]:
     )
     weights = [parameter for parameter in model.parameters() if parameter.dim() == 2]
     others = [parameter for parameter in model.parameters() if parameter.dim() != 2]
-    # a group that names a memory compresses what has dense gradients too: the output layer
+    # a group that names a memory also compresses its dense gradients: those of the output layer
     memory = METHODS[options.method].method.memory
     groups = [{"params": weights, "memory": memory}, {"params": others}]
     optimizer = so.Adam(groups, lr=0.01, memory="exact")
@@ -131,13 +136,13 @@ def steps_taken(options: argparse.Namespace) -> dict[str, float]:
 
 
 def examples(options: argparse.Namespace) -> tuple[Bags, torch.Tensor]:
-    """As many paths as the batch has, as bags of features, and any classes at all."""
-    with lzma.open(options.data / "train.tsv.xz", "rt", encoding="utf-8") as file:
-        paths = [line.rpartition("\t")[0] for line in islice(file, options.batch)]
+    """A batch of paths as bags of features, and random classes."""
+    lines = labelled_file(find_data(DATA, options.data), "train").lines()
+    paths = [line.rpartition("\t")[0] for line in islice(lines, options.batch)]
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(CLASSES, (len(paths),), generator=generator)
     return FeatureHashing(features=FEATURES)(paths).as_int32(), labels
 
 
 if __name__ == "__main__":
-    main()
+    run_study(main)

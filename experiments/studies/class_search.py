@@ -1,13 +1,12 @@
 """The ten best of 49.5 million classes for 32 queries: time, memory, and the same as argsort.
 
-    python benchmarks/top_classes.py
+    python -m experiments.studies.class_search
 
-The limit is the time that one core takes to stream as many bytes as scores are looked at, classes x
-members x queries x 4, from memory: it is measured by summing an array of three times the last-level
-cache, in turn with the searches. A search can stay below it, since the members' scores of buckets
-are read many times over and those of few members fit the caches. "peak MB" is the whole process
-during a search: the interpreter and torch, the scores and their copy by bucket, and the array that
-is summed.
+The limit is the time that one core takes to stream the scores, classes x members x queries x 4
+bytes, from memory. It is measured by summing an array of three times the last-level cache, in turn
+with the searches. A search can be faster, since the members' scores of buckets are read many times
+and those of few members fit the caches. "peak MB" is the whole process during a search: the
+interpreter and torch, the scores and their copy by bucket, and the array that is summed.
 """
 
 import argparse
@@ -22,12 +21,13 @@ from torch import Tensor
 from sketchoptim import _hashing
 from sketchoptim.ops._top_classes import Combination, class_scores, top_classes
 
-from ..bench.measure import last_level_cache_bytes
+from ..errors import run_study
+from ..machine import last_level_cache_bytes
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Measures every number of members and combination, then compares with argsort."""
-    options = parsed(arguments)
+    options = parse_arguments(arguments)
     torch.set_num_threads(options.threads)
     print(
         f"{options.classes:,} classes, {options.buckets:,} buckets, {options.queries} queries, "
@@ -36,11 +36,11 @@ def main(arguments: list[str] | None = None) -> None:
     print(f"{'members':>7} {'combined':<9}{'seconds':>9}{'limit':>9}{'ratio':>7}{'peak MB':>9}")
     for members in options.members:
         for combination in options.combinations:
-            print(measured(members, combination, options), flush=True)
+            print(measure(members, combination, options), flush=True)
     check_against_argsort(options)
 
 
-def parsed(arguments: list[str] | None) -> argparse.Namespace:
+def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     """The command line's options."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--classes", type=int, default=49_500_000)
@@ -55,8 +55,8 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def inputs(members: int, options: argparse.Namespace) -> tuple[Tensor, Tensor]:
-    """Probabilities of buckets as sure as those of a trained model, and hash words."""
+def make_inputs(members: int, options: argparse.Namespace) -> tuple[Tensor, Tensor]:
+    """Random probabilities of buckets, as peaked as a trained model's, and hash words."""
     generator = torch.Generator().manual_seed(members)
     shape = (members, options.queries, options.buckets)
     tables = (3 * torch.randn(shape, generator=generator)).softmax(2)
@@ -64,8 +64,8 @@ def inputs(members: int, options: argparse.Namespace) -> tuple[Tensor, Tensor]:
 
 
 def check_against_argsort(options: argparse.Namespace) -> None:
-    """Raises unless ids are those of a plain sort of all scores."""
-    tables, words = inputs(options.members[0], options)
+    """Raises an error unless the ids are those of a plain sort of all scores."""
+    tables, words = make_inputs(options.members[0], options)
     for combination in options.combinations:
         found = top_classes(tables, words, options.compared, options.k, combination)
         for query in range(options.queries):
@@ -77,14 +77,14 @@ def check_against_argsort(options: argparse.Namespace) -> None:
     print(f"equal to argsort over {options.compared:,} classes: {', '.join(options.combinations)}")
 
 
-def measured(members: int, combination: Combination, options: argparse.Namespace) -> str:
+def measure(members: int, combination: Combination, options: argparse.Namespace) -> str:
     """One line of the table."""
-    tables, words = inputs(members, options)
+    tables, words = make_inputs(members, options)
     stream = torch.zeros(3 * last_level_cache_bytes() // 4)
     score_bytes = options.classes * members * options.queries * 4
     searches, limits = [], []
     for _ in range(options.repetitions):
-        forget_peak()
+        reset_peak()
         start = time.perf_counter()
         stream.sum()
         middle = time.perf_counter()
@@ -102,16 +102,16 @@ def measured(members: int, combination: Combination, options: argparse.Namespace
     )
 
 
-def forget_peak() -> None:
-    """Makes what the process has now the most that it has had."""
+def reset_peak() -> None:
+    """Starts the measurement of the peak memory anew."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak_bytes() -> int:
-    """The most memory that the process has had since."""
+    """The peak memory of the process since `reset_peak`."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
 if __name__ == "__main__":
-    main()
+    run_study(main)

@@ -1,11 +1,11 @@
-"""Debian's files: MACH by five aggregations, beside softmaxes over all 51,534 packages.
+"""Debian's files: MACH by five aggregations, and softmaxes over all 51,534 packages.
 
-    python benchmarks/debian_contents.py --json debian.json
+    python -m experiments.studies.debian_contents --json debian.json
 
 The setting and the methods are those of the recipe amazon-mach, which compares memories under MACH
-alone. The tables' learning rate is tuned for each run by itself, with the first seed, on validation
-rows and with all steps: fewer want a higher rate. Then each seed's model ranks all packages for
-each test row.
+alone. The tables' learning rate is tuned for each run, with the first seed, on validation rows and
+with all steps, since fewer steps would favour a higher rate. Then the model of each seed ranks all
+packages for each test row.
 """
 
 import argparse
@@ -21,12 +21,13 @@ import torch
 from sketchoptim.nn import Aggregation, recall
 
 from ..corpora import Part
+from ..errors import run_study
 from ..recipes import Contestant, Setting, load_recipe
 from ..runs import run_settings
 from ..settings import TrainSettings
 from ..sweep import tune
 from ..tasks import ClassOfText
-from ..text_classifier import Output, TextClassifierSettings
+from ..text_classifier import Output, TextClassifier, TextClassifierSettings
 from ..training import Training
 
 AT = (1, 10, 100)
@@ -37,26 +38,26 @@ MODEL: TextClassifierSettings = SETTING.model
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Tunes, trains and measures every run, and prints its lines as soon as there are any."""
-    options = parsed(arguments)
+    """Tunes, trains and measures every run, and prints its lines as soon as it is done."""
+    options = parse_arguments(arguments)
     torch.set_num_threads(options.threads)
     columns = "".join(f"{f'R@{k}':>16}" for k in AT)
     print(f"{'run':<16}{'ranked by':<10}{'lr':>8}{columns}{'table state':>14}{'weights':>13}")
     results = []
     for output, contestant in options.runs:
-        results.append(measured(output, contestant, options))
+        results.append(measure(output, contestant, options))
         print(as_lines(results[-1]), flush=True)
         if options.json is not None:
             report = {"command": sys.argv, "torch": torch.__version__, "results": results}
             options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 
-def parsed(arguments: list[str] | None) -> argparse.Namespace:
+def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     """The command line's options."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--data", type=Path, help="folder; default: that of the recipe")
+    parser.add_argument("--data", type=Path, help="folder; default: below SKETCHOPTIM_DATA")
     parser.add_argument(
-        "--runs", nargs="+", type=run_of, help="output:method, such as mach:lean; default: all",
+        "--runs", nargs="+", type=parse_run, help="output:method, such as mach:lean; default: all",
         default=[
             (output, contestant)
             for output in get_args(Output)
@@ -74,15 +75,15 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def run_of(text: str) -> tuple[Output, Contestant]:
-    """What "output:method" names."""
+def parse_run(text: str) -> tuple[Output, Contestant]:
+    """The output layer and the contestant of "output:method"."""
     output, _, method = text.partition(":")
     TextClassifierSettings(output=output)  # type: ignore[arg-type]
     return output, RECIPE.select([method])[0]  # type: ignore[return-value]
 
 
-def measured(output: Output, contestant: Contestant, options: argparse.Namespace) -> dict[str, Any]:
-    """Everything about one run: its rates, and each seed's test recalls at the best of them."""
+def measure(output: Output, contestant: Contestant, options: argparse.Namespace) -> dict[str, Any]:
+    """The rates of one run, and the test recalls of each seed at the best of them."""
     model = replace(MODEL, output=output, dim=options.dim)
     setting = replace(SETTING, model=model, train=replace(SETTING.train, batch=options.batch))
     task = setting.task(options.data)
@@ -93,7 +94,7 @@ def measured(output: Output, contestant: Contestant, options: argparse.Namespace
         settings = run_settings(
             setting, contestant.method, table_lr=rate, seed=seed, steps=options.steps
         )
-        return trained(task, replace(settings, evaluate_every=0))
+        return train(task, replace(settings, evaluate_every=0))
 
     first, *others = options.seeds
     best: tuple[float, Training] | None = None
@@ -110,21 +111,21 @@ def measured(output: Output, contestant: Contestant, options: argparse.Namespace
     rates = tune(trial, rates=setting.sweep.table_lr) if options.rate is None else {}
     training = at(options.rate, first) if best is None else best[1]
     rate = training.settings.table_lr
-    results = [tested(task, training, options.test_rows)]
-    results += [tested(task, at(rate, seed), options.test_rows) for seed in others]
+    results = [measure_test(task, training, options.test_rows)]
+    results += [measure_test(task, at(rate, seed), options.test_rows) for seed in others]
     return {"run": name, "missed_at_10_by_rate": rates, "table_lr": rate, "seeds": results}
 
 
-def trained(task: ClassOfText, settings: TrainSettings) -> Training:
-    """A training that has taken all its steps."""
+def train(task: ClassOfText, settings: TrainSettings) -> Training:
+    """The training after all its steps."""
     training = Training(task, settings)
     for _ in training.steps():
         pass
     return training
 
 
-def tested(task: ClassOfText, training: Training, rows: int) -> dict[str, Any]:
-    """The size of one training, and its test recalls by each way to rank."""
+def measure_test(task: ClassOfText, training: Training, rows: int) -> dict[str, Any]:
+    """The size of a trained model, and its test recalls by each aggregation."""
     is_mach = task.settings.output == "mach"
     return {
         "settings": training.settings.to_dict(),
@@ -145,13 +146,15 @@ def recalls(
     limit: int,
     aggregation: Aggregation = "mean",
 ) -> list[float]:
-    """Recall@k for each k of `AT`: how many of the labels are among the k best classes of all."""
-    found, labels = task.rank(training.model, part, max(AT), limit=limit, aggregation=aggregation)
+    """Recall@k for each k of `AT`: the share of labels among the k best of all classes."""
+    model = training.model
+    assert isinstance(model, TextClassifier)
+    found, labels = task.rank(model, part, max(AT), limit=limit, aggregation=aggregation)
     return [recall(found[:, :k], labels) for k in AT]
 
 
 def as_lines(result: dict[str, Any]) -> str:
-    """One run, a line for each way to rank by it: mean and standard deviation of the seeds."""
+    """One line for each aggregation of a run: mean and standard deviation over the seeds."""
     first = result["seeds"][0]
     lines = []
     for aggregation in first["recalls"]:
@@ -171,4 +174,4 @@ def mean_and_deviation(values: tuple[float, ...]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run_study(main)

@@ -1,8 +1,8 @@
-"""The table learning rates of `sketchoptim demo`, each the best of a grid on held-out files.
+"""The table learning rates of `experiments demo`, each the best of a grid on held-out files.
 
-    python benchmarks/demo_rates.py
+    python -m experiments.studies.demo_rates
 
-Prints validation perplexity by rate. The best ones stand in `experiments/recipes/demo.toml`.
+Prints validation perplexity by rate. The best ones are in `experiments/recipes/demo.toml`.
 """
 
 import argparse
@@ -10,6 +10,9 @@ from dataclasses import replace
 
 import torch
 
+from ..errors import run_study
+from ..methods import Method
+from ..models import ModelSettings
 from ..recipes import load_recipe
 from ..sweep import best_rate, tune
 from ..tasks import perplexity
@@ -25,12 +28,13 @@ def main() -> None:
     torch.set_num_threads(parser.parse_args().threads)
     recipe = load_recipe("demo")
     setting = recipe.sizes["small"]
-    corpus = setting.data.read()
+    assert isinstance(setting.model, ModelSettings)
+    model, corpus = setting.model, setting.data.read()
     for name, contestant in recipe.contestants.items():
 
-        def trial(rate: float, method=contestant.method) -> float:
+        def trial(rate: float, method: Method = contestant.method) -> float:
             settings = replace(setting.train, method=method, table_lr=rate, evaluate_every=0)
-            run = train(corpus, setting.model, settings)
+            run = train(corpus, model, settings)
             return perplexity(run.model, corpus.valid, words=setting.test_words)
 
         found = tune(trial, rates=GRID)
@@ -39,4 +43,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_study(main)

@@ -1,8 +1,8 @@
-"""Steps along dense gradients, as tied embeddings have: ours and torch.optim's Adam, in turn.
+"""Steps on dense gradients, which tied embeddings have: our Adam and torch.optim's, in turn.
 
-    python benchmarks/dense_steps.py
+    python -m experiments.studies.dense_steps
 
-All of them move one table along one gradient; the table is far larger than any cache.
+All of them update one table with one gradient; the table is far larger than any cache.
 """
 
 import argparse
@@ -14,9 +14,11 @@ from torch import nn
 
 import sketchoptim as so
 
+from ..errors import run_study
+
 
 def optimizers(table: nn.Parameter) -> dict[str, torch.optim.Optimizer]:
-    """What is compared, each with state of its own."""
+    """The optimizers to compare, each with its own state."""
     ours = {
         memory: so.Adam([{"params": [table], "memory": memory}])
         for memory in ("lean", "row-wise", "paper-v-only")
@@ -30,7 +32,7 @@ def optimizers(table: nn.Parameter) -> dict[str, torch.optim.Optimizer]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Prints the median time of a step and its ratio to that of the fused Adam."""
-    options = parsed(arguments)
+    options = parse_arguments(arguments)
     torch.set_num_threads(options.threads)
     table = nn.Parameter(torch.empty(options.rows, options.dim).uniform_(-0.1, 0.1))
     table.grad = torch.randn(options.rows, options.dim)
@@ -40,7 +42,7 @@ def main(arguments: list[str] | None = None) -> None:
         for name, optimizer in entrants.items():
             begin = time.perf_counter()
             optimizer.step()
-            if repetition:  # the first makes the state
+            if repetition:  # the first creates the state
                 seconds[name].append(time.perf_counter() - begin)
     medians = {name: statistics.median(times) for name, times in seconds.items()}
     print(f"{options.rows} x {options.dim}, threads: {options.threads}")
@@ -49,7 +51,7 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"{name:<20}{1e3 * median:>8.0f} ms{ratio:>8.2f}")
 
 
-def parsed(arguments: list[str] | None) -> argparse.Namespace:
+def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     """The command line's options."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rows", type=int, default=200_000)
@@ -60,4 +62,4 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    main()
+    run_study(main)

@@ -1,15 +1,15 @@
-"""First moments that no storage keeps: of the hottest rows alone, and over a row's own weight.
+"""First moments that no storage has: of the hottest rows alone, and by a row's own weight.
 
-    python benchmarks/first_moment.py
+    python -m experiments.studies.first_moment
 
-In the setting of first_moment.toml, beside lean's second moment, and each in the best case that a
-compressed form could come near to: the hottest fifth of the rows is known beforehand (words are
-numbered by their counts), and nothing collides.
+In the setting of first_moment.toml, with lean's second moment. Each is the best case of what a
+compressed form could reach: the hottest fifth of the rows is known in advance (words are numbered
+by their counts), and nothing collides.
 
-    hot       m of the hottest fifth, kept as exact Adam keeps it; the others' step has no m
-    weighted  m of every row, decayed at every step as a sketch is, over the decayed weight of the
-              gradients in it, so that a rare row's is its last gradient and not a tenth of it
-    both      the second of these, for the hottest fifth
+    hot       m of the hottest fifth as in exact Adam; other rows have no m
+    weighted  m of every row, decayed at every step like a sketch, divided by the decayed weight of
+              its gradients, so that m of a rare row is its last gradient and not a tenth of it
+    both      "weighted" for the hottest fifth
 """
 
 import argparse
@@ -25,6 +25,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 import sketchoptim as so
 
+from ..errors import run_study
 from ..recipes import load_recipe
 from ..runs import run_settings
 from ..sweep import best_rate, tune
@@ -47,12 +48,12 @@ class Trial(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
-        """Moves the rows that have gradients."""
+        """Updates the rows that have gradients."""
         self.steps_taken += 1
         for number, table in enumerate(self.param_groups[0]["params"]):
             state = self.state[table]
             if not state:
-                state |= self._created(table, number)
+                state |= self._create(table, number)
             gradient = table.grad.coalesce()
             ids, values = gradient.indices()[0], gradient.values()
             second = self._second(state["second"], ids, values)
@@ -60,7 +61,7 @@ class Trial(torch.optim.Optimizer):
             rate = self.param_groups[0]["lr"]
             table.index_add_(0, ids, self._first(state, ids, values) / root, alpha=-rate)
 
-    def _created(self, table: nn.Parameter, number: int) -> dict[str, Any]:
+    def _create(self, table: nn.Parameter, number: int) -> dict[str, Any]:
         rows, dim = table.shape
         kept = rows if self.form == "weighted" else int(HOT * rows)
         return {
@@ -71,7 +72,7 @@ class Trial(torch.optim.Optimizer):
         }
 
     def _second(self, sketch: so.CountMinSketch, ids: Tensor, values: Tensor) -> Tensor:
-        """Lean's: a row's own target, before the rows of its batch that share its buckets."""
+        """Lean's second moment: a row's own target, without the other rows of the batch."""
         sketch.scale_(BETA2)
         before = sketch.query(ids)
         own = (1 - BETA2) * values.square().mean(1, keepdim=True)
@@ -101,7 +102,7 @@ class Trial(torch.optim.Optimizer):
 def main(arguments: list[str] | None = None) -> None:
     """Prints perplexities of each form at its best learning rate."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--data", type=Path, help="WikiText-2; default: that of the recipe")
+    parser.add_argument("--data", type=Path, help="WikiText-2; default: below SKETCHOPTIM_DATA")
     parser.add_argument("--forms", nargs="+", choices=get_args(Form), default=get_args(Form))
     parser.add_argument("--betas", nargs="+", type=float, default=[0.9, 0.5])
     parser.add_argument("--threads", type=int, default=1)
@@ -112,16 +113,16 @@ def main(arguments: list[str] | None = None) -> None:
     for form, beta1 in itertools.product(options.forms, options.betas):
         if form == "none" and beta1 != options.betas[0]:
             continue
-        rate, valid, test = tuned(task, form, beta1)
+        rate, valid, test = tune_form(task, form, beta1)
         print(f"{form:<10}{beta1:>6}{rate:>7g}{valid:>9.1f}{test:>9.1f}", flush=True)
 
 
-def tuned(task: Any, form: Form, beta1: float) -> tuple[float, float, float]:
+def tune_form(task: Any, form: Form, beta1: float) -> tuple[float, float, float]:
     """The best learning rate of the tables on validation text, and the perplexities with it."""
     tests: dict[float, float] = {}
 
     def trial(rate: float) -> float:
-        valid, tests[rate] = measured(task, form, rate=rate, beta1=beta1)
+        valid, tests[rate] = measure(task, form, rate=rate, beta1=beta1)
         return valid
 
     valid_by_rate = tune(trial, rates=SETTING.sweep.table_lr)
@@ -129,13 +130,13 @@ def tuned(task: Any, form: Form, beta1: float) -> tuple[float, float, float]:
     return best, valid_by_rate[best], tests[best]
 
 
-def measured(task: Any, form: Form, *, rate: float, beta1: float) -> tuple[float, float]:
+def measure(task: Any, form: Form, *, rate: float, beta1: float) -> tuple[float, float]:
     """Perplexity on validation and test text after training with the first seed."""
     settings = run_settings(SETTING, RECIPE.contestants["lean"].method, table_lr=rate)
     training = Training(task, replace(settings, evaluate_every=0))
     tables, body = training.model.named_tables(), training.model.named_body()
     training.optimizers = [
-        Trial(tables.values(), form=form, lr=rate, beta1=beta1),
+        Trial(tables.values(), form=form, lr=rate, beta1=beta1),  # type: ignore[list-item]
         so.Adam(body.values(), lr=settings.body_lr, memory="exact"),
     ]
     training.schedulers = [
@@ -153,4 +154,4 @@ def measured(task: Any, form: Form, *, rate: float, beta1: float) -> tuple[float
 
 
 if __name__ == "__main__":
-    main()
+    run_study(main)

@@ -1,17 +1,16 @@
-"""WikiText-2: a run of torch.optim that becomes ours halfway, beside the same run left alone.
+"""WikiText-2: a run of torch.optim that is converted to ours halfway, and the same run as it is.
 
-    python benchmarks/from_torch.py --data ../shared/data/wikitext-2 --output build/from_torch
+    python -m experiments.studies.from_torch --output build/from_torch
 
 One-layer LSTM between a sparse embedding and a sampled softmax. torch.optim.SparseAdam trains the
 tables and torch.optim.Adam the LSTM, both under a falling learning rate, up to half of the steps.
-From there each run goes on twice from the same weights: as it is, and through `so.from_torch`
-with its schedulers. Writes the losses of every step as JSON and draws them.
+From there each run continues twice from the same weights: as it is, and through `so.from_torch`
+with its schedulers. Writes the losses of every step as JSON and plots them.
 """
 
 import argparse
 import copy
 import json
-import os
 import statistics
 import sys
 from collections.abc import Iterator
@@ -27,11 +26,14 @@ from torch.optim.lr_scheduler import LambdaLR
 
 import sketchoptim as so
 
-from ..corpora import Corpus, read_wikitext, segments
+from ..corpora import Corpus, segments
+from ..errors import run_study
 from ..models import LanguageModel, ModelSettings, State
+from ..recipes import load_recipe
 from ..tasks import perplexity
 
 MODEL = ModelSettings(dim=256, hidden=256, samples=1024)
+WIKITEXT2 = load_recipe("wikitext2-adam").sizes["small"].data
 TABLE_LR, BODY_LR = 0.03, 3e-3
 SMOOTHED_OVER = 20
 VALID_WORDS = 40_000
@@ -39,7 +41,7 @@ VALID_WORDS = 40_000
 
 @dataclass
 class Training:
-    """Everything that a run goes on from."""
+    """The model, optimizers and random numbers of a run."""
 
     model: LanguageModel
     optimizers: list[torch.optim.Optimizer]
@@ -60,8 +62,8 @@ class Training:
         ]
         return cls(model, optimizers, schedulers, torch.Generator().manual_seed(seed))
 
-    def converted(self, memory: str) -> "Training":
-        """A copy that is trained by ours."""
+    def convert(self, memory: str) -> "Training":
+        """A copy with our optimizers."""
         twin = copy.deepcopy(self)
         twin.optimizers = [
             so.from_torch(optimizer, memory, schedulers=[scheduler])
@@ -85,11 +87,11 @@ class Training:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Trains, prints a line a seed, writes the JSON and the figure."""
-    options = parsed(arguments)
+    """Trains, prints a line for each seed, writes the JSON and the figure."""
+    options = parse_arguments(arguments)
     torch.set_num_threads(options.threads)
-    corpus = read_wikitext(options.data)
-    results = [measured(corpus, seed, options) for seed in options.seeds]
+    corpus = WIKITEXT2.read(options.data)
+    results = [measure(corpus, seed, options) for seed in options.seeds]
     options.output.mkdir(parents=True, exist_ok=True)
     report = {
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
@@ -107,11 +109,10 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"{way}: validation perplexity {statistics.mean(found):.1f}{spread}")
 
 
-def parsed(arguments: list[str] | None) -> argparse.Namespace:
+def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     """The command line's options."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    data = os.environ.get("SKETCHOPTIM_DATA", "../shared/data")
-    parser.add_argument("--data", type=Path, default=Path(data) / "wikitext-2", help="folder")
+    parser.add_argument("--data", type=Path, help="WikiText-2; default: below SKETCHOPTIM_DATA")
     parser.add_argument("--memory", default="lean", choices=list(so.storage.PRESETS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=1000, help="1866 is about one pass")
@@ -120,15 +121,15 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def measured(corpus: Corpus, seed: int, options: argparse.Namespace) -> dict[str, Any]:
-    """The losses of one seed before the half, and after it both ways."""
+def measure(corpus: Corpus, seed: int, options: argparse.Namespace) -> dict[str, Any]:
+    """The losses of one seed in the first half, and both ways in the second."""
     half = options.steps // 2
     pairs = all_pairs(corpus.train)
     training = Training.start(len(corpus.vocabulary), seed=seed, steps=options.steps)
     before = training.train(list(islice(pairs, half)))
     at_half = perplexity(training.model, corpus.valid, words=VALID_WORDS)
     rest = list(islice(pairs, options.steps - half))
-    ways = {"ours": training.converted(options.memory), "torch": training}
+    ways = {"ours": training.convert(options.memory), "torch": training}
     after = {way: run.train(rest) for way, run in ways.items()}
     valid = {
         way: perplexity(run.model, corpus.valid, words=VALID_WORDS) for way, run in ways.items()
@@ -147,12 +148,12 @@ def measured(corpus: Corpus, seed: int, options: argparse.Namespace) -> dict[str
 
 
 def all_pairs(ids: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """The training text, again and again."""
+    """The training text, repeated without end."""
     return chain.from_iterable(segments(ids, batch=32, length=35) for _ in repeat(None))
 
 
 def smooth_losses(losses: list[float]) -> list[float]:
-    """Means of so many steps at a time."""
+    """Means over `SMOOTHED_OVER` steps at a time."""
     whole = len(losses) // SMOOTHED_OVER * SMOOTHED_OVER
     return [
         statistics.mean(losses[start : start + SMOOTHED_OVER])
@@ -161,7 +162,7 @@ def smooth_losses(losses: list[float]) -> list[float]:
 
 
 def draw(report: dict[str, Any], path: Path) -> None:
-    """Loss over steps, a line a seed; and, below, by how much the two ways differ."""
+    """Loss over steps, one line for each seed; below, the difference of the two ways."""
     figure, (top, bottom) = plt.subplots(
         2, 1, figsize=(8, 6), sharex=True, height_ratios=(2, 1), layout="constrained"
     )
@@ -189,15 +190,15 @@ def draw(report: dict[str, Any], path: Path) -> None:
     top.set_ylabel(f"loss of the sampled softmax,\nnats a word ({steps})")
     bottom.set_ylabel("ours - torch, nats a word")
     bottom.set_xlabel("step")
-    top.set_title("WikiText-2: converted halfway, and left alone")
+    top.set_title("WikiText-2: converted halfway, and not converted")
     figure.savefig(path, dpi=100)
     plt.close(figure)
 
 
 def middles(start: int, values: list[float]) -> list[float]:
-    """Where a smooth_losses value stands on the axis of steps."""
+    """The steps at which smoothed values are plotted."""
     return [start + (number + 0.5) * SMOOTHED_OVER for number in range(len(values))]
 
 
 if __name__ == "__main__":
-    main()
+    run_study(main)

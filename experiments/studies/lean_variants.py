@@ -1,20 +1,20 @@
-"""Variants of lean that the library does not have, tried on English Wikipedia of 2015.
+"""Variants of lean that the library does not have, on English Wikipedia of 2015.
 
-    python benchmarks/lean_variants.py lean row-column hot-second hot-first own-age
-    python benchmarks/lean_variants.py lean row-column hot-second --beta2 1 --rates 0.5
+    python -m experiments.studies.lean_variants lean row-column hot-second hot-first own-age
+    python -m experiments.studies.lean_variants lean row-column hot-second --beta2 1 --rates 0.5
 
 Trains the small model of the recipe wikitext103-adagrad and prints perplexities. All variants are
 lean Adam without a first moment (lean Adagrad for `--beta2 1`) in plain torch operations:
 
-- lean: as the library has it, to check this file against;
+- lean: as in the library, to check this file;
 - row-column: a row's second moment times its column's share of squared gradients;
-- hot-second: the most frequent words' rows have a second moment for each element;
-- hot-first: the most frequent words' rows have a first moment;
-- own-age: a row's second moment is corrected for its own steps, which a second sketch counts,
-  instead of for all steps.
+- hot-second: the rows of the most frequent words have a second moment for each element;
+- hot-first: the rows of the most frequent words have a first moment;
+- own-age: the bias correction of a row counts its own steps, in a second sketch, instead of all.
 """
 
 import argparse
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 import sketchoptim as so
 
+from ..errors import run_study
 from ..recipes import load_recipe
 from ..training import Training
 
@@ -35,23 +36,24 @@ BETA1 = 0.9
 class Variant(torch.optim.Optimizer):
     """Lean Adam or Adagrad with one of the changes above; sparse gradients only."""
 
-    def __init__(self, tables: list[Tensor], *, lr: float, kind: str, beta2: float, hot: int):
+    def __init__(self, tables: Iterable[Tensor], *, lr: float, kind: str, beta2: float, hot: int):
         super().__init__(tables, {"lr": lr})
         self.kind, self.beta2, self.hot = kind, beta2, hot
         self.weight = 1 - beta2 if beta2 < 1 else 1.0
         self.steps = 0
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Updates the rows that have gradients."""
         self.steps += 1
         for group in self.param_groups:
             for table in group["params"]:
                 gradient = table.grad.coalesce()
-                self.state[table] = self.state[table] or self._created(table)
+                self.state[table] = self.state[table] or self._create(table)
                 ids, values = gradient.indices()[0], gradient.values()
                 table[ids] -= group["lr"] * self._direction(self.state[table], ids, values)
 
-    def _created(self, table: Tensor) -> dict[str, Any]:
+    def _create(self, table: Tensor) -> dict[str, Any]:
         rows, dim = table.shape
         seed = len(self.state)
         return {
@@ -62,13 +64,13 @@ class Variant(torch.optim.Optimizer):
         }
 
     def _direction(self, state: dict[str, Any], ids: Tensor, gradient: Tensor) -> Tensor:
-        """What the learning rate multiplies."""
+        """The update before the learning rate."""
         squares = gradient.square()
         mean = squares.mean(1, keepdim=True)
-        second = self._moved(state["second"], ids, mean)
+        second = self._update(state["second"], ids, mean)
         corrected = 1 - self.beta2**self.steps if self.beta2 < 1 else 1.0
         if self.kind == "own-age":
-            second = second / self._moved(state["ages"], ids, torch.ones_like(mean))
+            second = second / self._update(state["ages"], ids, torch.ones_like(mean))
             return gradient / (second.sqrt() + 1e-10)
         is_hot = ids < self.hot  # words are numbered by falling count
         hot = ids[is_hot]
@@ -87,36 +89,36 @@ class Variant(torch.optim.Optimizer):
             gradient[is_hot] = state["hot"][hot]
         return gradient / ((second / corrected).sqrt() + 1e-10)
 
-    def _moved(self, sketch: so.CountMinSketch, ids: Tensor, values: Tensor) -> Tensor:
-        """Each row's estimate after a step; all rows read before any of them writes."""
+    def _update(self, sketch: so.CountMinSketch, ids: Tensor, values: Tensor) -> Tensor:
+        """Each row's estimate after a step; all rows are read before any is written."""
         sketch.scale_(self.beta2)
         estimates = sketch.query(ids) + self.weight * values
         sketch.add_(ids, self.weight * values)
         return estimates
 
 
-def trained(kind: str, rate: float, given: argparse.Namespace) -> Training:
-    """The training, done, of one variant."""
+def train(kind: str, rate: float, options: argparse.Namespace) -> Training:
+    """The training of one variant, after all its steps."""
     setting = load_recipe("wikitext103-adagrad").sizes["small"]
-    steps = given.steps or setting.train.steps
-    # with Adagrad for the tables the dense layers have an optimizer of their own, which stays
+    steps = options.steps or setting.train.steps
+    # with Adagrad for the tables, the dense layers have their own optimizer, which is kept
     settings = replace(
-        setting.train, method="adagrad-lean", seed=given.seed, steps=steps, evaluate_every=0
+        setting.train, method="adagrad-lean", seed=options.seed, steps=steps, evaluate_every=0
     )
-    training = Training(setting.task(given.data), settings)
+    training = Training(setting.task(options.data), settings)
     _, body = training.optimizers
-    tables = list(training.model.named_tables().values())
-    variant = Variant(tables, lr=rate, kind=kind, beta2=given.beta2, hot=given.hot)
-    training.optimizers = [variant, body]
+    tables = training.model.named_tables().values()
+    variant = Variant(tables, lr=rate, kind=kind, beta2=options.beta2, hot=options.hot)
+    training.optimizers = [variant, body]  # type: ignore[list-item]
     training.schedulers[0] = LambdaLR(variant, lambda step: 1 - step / steps)
     for _ in training.steps():
         pass
     return training
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Prints a line for each variant and rate."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("variants", nargs="+", choices=VARIANTS)
     parser.add_argument("--rates", type=float, nargs="+", default=[0.05])
     parser.add_argument("--beta2", type=float, default=0.99, help="1 makes Adagrad of it")
@@ -124,19 +126,19 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=0, help="default: the recipe's")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--words", type=int, default=5000, help="that perplexity is measured on")
-    parser.add_argument("--data", type=Path)
+    parser.add_argument("--data", type=Path, help="default: below SKETCHOPTIM_DATA")
     parser.add_argument("--threads", type=int, default=1)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    for kind in given.variants:
-        for rate in given.rates:
-            training = trained(kind, rate, given)
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    for kind in options.variants:
+        for rate in options.rates:
+            training = train(kind, rate, options)
             valid, test = (
-                training.task.measure(training.model, part, limit=given.words)
+                training.task.measure(training.model, part, limit=options.words)
                 for part in ("valid", "test")
             )
             print(f"{kind:12} lr {rate:<6g} valid {valid:7.1f} test {test:7.1f}", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    run_study(main)

@@ -1,6 +1,6 @@
-"""What each preset keeps beside the tables of the WikiText-2 model: docs/figures/memory.png.
+"""The state of each preset for the tables of the WikiText-2 model: docs/figures/memory.png.
 
-    python benchmarks/memory_figure.py
+    python -m experiments.studies.memory_figure
 
 The bytes are those that `so.memory_report` measures after a step on the tables of `wikitext2.toml`:
 input, output and the output's bias.
@@ -9,17 +9,15 @@ input, output and the output's bias.
 import argparse
 from pathlib import Path
 
-import matplotlib as mpl
 import torch
+from matplotlib.figure import Figure
 from torch import nn
 
 import sketchoptim as so
 from sketchoptim.nn import SampledSoftmax
 
+from ..errors import run_study
 from ..machine import readable_bytes
-
-mpl.use("Agg")
-from matplotlib import pyplot as plt
 
 WORDS, DIM = 33_278, 256
 PRESETS = ("exact", "paper-v", "paper-mv", "row-wise", "lean")
@@ -47,8 +45,9 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def draw(sizes: dict[str, int], path: Path) -> None:
-    """Bars on a linear scale, so that lengths are what they stand for."""
-    figure, axes = plt.subplots(figsize=(7.2, 2.6), layout="constrained")
+    """Bars on a linear scale, so that lengths are proportional to bytes."""
+    figure = Figure(figsize=(7.2, 2.6), layout="constrained")
+    axes = figure.subplots()
     colors = ["tab:gray", *["tab:red"] * (len(sizes) - 2), "tab:blue"]
     bars = axes.barh([*sizes], [*sizes.values()], color=colors)
     axes.bar_label(bars, [readable_bytes(size) for size in sizes.values()], padding=4)
@@ -63,4 +62,4 @@ def draw(sizes: dict[str, int], path: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_study(main)

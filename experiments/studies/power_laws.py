@@ -1,6 +1,6 @@
-"""WikiText-2: how the mass of gradients and moments is spread, and what compressing them costs.
+"""WikiText-2: how the mass of gradients and moments is spread, and the errors of compressing it.
 
-    python benchmarks/power_law.py --data ../shared/data/wikitext-2 --output build/power_law
+    python -m experiments.studies.power_laws --output build/power_law
 
 One run of exact Adam over a one-layer LSTM between a sparse embedding and a sampled softmax gives
 
@@ -9,13 +9,12 @@ One run of exact Adam over a one-layer LSTM between a sparse embedding and a sam
     shadow.png      l2 errors of the embedding's moments in a sketch and in rank-one factors of as
                     many numbers, on touched rows and on all rows
 
-and power_law.json, which holds every number in them. The third takes the exact moments as they are
-and lets sketches and factors follow them, so that all see the same gradients.
+and power_law.json with every number in them. For the third, sketches and factors follow the exact
+moments, so that all see the same gradients.
 """
 
 import argparse
 import json
-import os
 import statistics
 import sys
 from dataclasses import asdict
@@ -27,15 +26,18 @@ import torch
 
 from sketchoptim.diagnostics import Shadow
 from sketchoptim.diagnostics._power_law import Spread, power_law
+from sketchoptim.optim._binding import live_moments
 from sketchoptim.optim._names import named_parameters
 
-from ..corpora import read_wikitext
+from ..errors import run_study
 from ..models import ModelSettings
+from ..recipes import load_recipe
 from ..settings import TrainSettings
 from ..tasks import NextWords
 from ..training import Training
 
 MODEL = ModelSettings(dim=256, hidden=256, samples=1024)
+WIKITEXT2 = load_recipe("wikitext2-adam").sizes["small"].data
 TABLE_LR = 0.03
 QUANTITIES = {"g": "gradient", "m": "first moment", "v": "second moment"}
 SHOWN = ("embedding.weight", "lstm.weight_hh_l0")
@@ -50,7 +52,7 @@ STYLES = {
 
 
 class Recorder:
-    """Looks at an exact optimizer after its steps."""
+    """Records the moments of an exact optimizer after its steps."""
 
     def __init__(self, optimizer: Any, *, steps: int, every: int) -> None:
         self.optimizer, self.every = optimizer, every
@@ -60,20 +62,20 @@ class Recorder:
         self.tops: list[dict[str, Any]] = []
 
     @torch.no_grad()
-    def look(self, step: int) -> None:
+    def record(self, step: int) -> None:
         """Records what is due after the step."""
-        for name, parameter, _ in named_parameters(self.optimizer):
+        for name, parameter, group in named_parameters(self.optimizer):
             if step % self.every == 0:
-                for quantity, tensor in self.quantities(parameter).items():
+                for quantity, tensor in self.quantities(parameter, group).items():
                     law = power_law(tensor)
                     midpoints = {"row": law.row_midpoint, "element": law.element_midpoint}
                     labels = {"step": step, "parameter": name, "quantity": quantity}
                     self.midpoints.append({**labels, **midpoints})
             if step in self.shown_at and name in SHOWN:
-                self.show(step, name, self.quantities(parameter))
+                self.record_tops(step, name, self.quantities(parameter, group))
 
-    def show(self, step: int, name: str, tensors: dict[str, torch.Tensor]) -> None:
-        """Records sorted magnitudes and heaviest rows."""
+    def record_tops(self, step: int, name: str, tensors: dict[str, torch.Tensor]) -> None:
+        """Records the sorted magnitudes and the heaviest rows."""
         for quantity in ("m", "v"):
             labels = {"step": step, "parameter": name, "quantity": quantity}
             spread = Spread()
@@ -83,26 +85,30 @@ class Recorder:
             law = power_law(tensors[quantity])
             self.tops.append({**labels, "rows": law.top_rows, "masses": law.top_masses})
 
-    def quantities(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+    def quantities(self, parameter: torch.Tensor, group: dict[str, Any]) -> dict[str, torch.Tensor]:
         """The gradient and the exact moments."""
-        state = self.optimizer.state[parameter]
         assert parameter.grad is not None
-        return {"g": parameter.grad, "m": state["first_values"], "v": state["second_values"]}
+        moments = live_moments(self.optimizer, parameter, group)
+        ids = torch.arange(parameter.shape[0])
+        assert moments.first is not None
+        assert moments.second is not None
+        first, second = moments.first.estimate(ids), moments.second.estimate(ids)
+        return {"g": parameter.grad, "m": first, "v": second}
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Trains once, writes the JSON and draws the figures."""
-    options = parsed(arguments)
+    options = parse_arguments(arguments)
     torch.set_num_threads(options.threads)
     settings = TrainSettings(
         method="exact", table_lr=TABLE_LR, steps=options.steps, seed=options.seed
     )
-    training = Training(NextWords(read_wikitext(options.data), MODEL), settings)
+    training = Training(NextWords(WIKITEXT2.read(options.data), MODEL), settings)
     (optimizer,) = training.optimizers
     recorder = Recorder(optimizer, steps=options.steps, every=options.every)
     shadow = Shadow(optimizer, [training.model.named_tables()[SHADOWED]], every=options.every)
     for loss in training.steps():
-        recorder.look(training.step)
+        recorder.record(training.step)
         if training.step % 100 == 0:
             print(f"step {training.step}: loss {loss:.3f}", file=sys.stderr, flush=True)
     errors = [
@@ -124,13 +130,12 @@ def main(arguments: list[str] | None = None) -> None:
     draw(path)
 
 
-def parsed(arguments: list[str] | None) -> argparse.Namespace:
+def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     """The command line's options."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    data = os.environ.get("SKETCHOPTIM_DATA", "../shared/data")
-    parser.add_argument("--data", type=Path, default=Path(data) / "wikitext-2", help="folder")
+    parser.add_argument("--data", type=Path, help="WikiText-2; default: below SKETCHOPTIM_DATA")
     parser.add_argument("--steps", type=int, default=800, help="1866 is about one pass")
-    parser.add_argument("--every", type=int, default=20, help="steps between two looks")
+    parser.add_argument("--every", type=int, default=20, help="steps between records")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--output", type=Path, default=Path("build/power_law"), help="folder")
@@ -141,15 +146,19 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def draw(path: Path) -> None:
-    """The figures, beside the JSON that they are drawn from."""
+    """Draws the figures next to the JSON with their numbers."""
     report = json.loads(path.read_text(encoding="utf-8"))
-    for name, drawn in (("power_law", midpoints), ("top_rows", tops), ("shadow", errors)):
-        figure = drawn(report)
+    for name, plot in (
+        ("power_law", plot_midpoints),
+        ("top_rows", plot_tops),
+        ("shadow", plot_errors),
+    ):
+        figure = plot(report)
         figure.savefig(path.with_name(f"{name}.png"), dpi=100)
         plt.close(figure)
 
 
-def midpoints(report: dict[str, Any]) -> Any:
+def plot_midpoints(report: dict[str, Any]) -> Any:
     """The midpoints of g, m and v over the steps: mean and largest over the layers."""
     figure, grid = plt.subplots(
         2, 3, figsize=(11, 6), sharex=True, sharey="row", layout="constrained"
@@ -158,7 +167,7 @@ def midpoints(report: dict[str, Any]) -> Any:
         for axes, (quantity, title) in zip(axes_of_unit, QUANTITIES.items(), strict=True):
             found: dict[int, list[float]] = {}
             for point in report["midpoints"]:
-                # a vector has one element a row, and would count twice
+                # a vector has one element in each row, and would count twice
                 if point["quantity"] == quantity and "bias" not in point["parameter"]:
                     found.setdefault(point["step"], []).append(point[unit])
             largest, mean = (
@@ -179,20 +188,20 @@ def midpoints(report: dict[str, Any]) -> Any:
     return figure
 
 
-def tops(report: dict[str, Any]) -> Any:
+def plot_tops(report: dict[str, Any]) -> Any:
     """Sorted magnitudes at two steps, and the heaviest rows at three, of two layers."""
     figure, grid = plt.subplots(2, 4, figsize=(15, 6.5), layout="constrained")
     steps = sorted({curve["step"] for curve in report["curves"]})
     for line, parameter in zip(grid, SHOWN, strict=True):
         for column, quantity in enumerate(("m", "v")):
             sorted_axes, top_axes = line[column], line[column + 2]
-            for curve in chosen(report["curves"], parameter, quantity):
+            for curve in select(report["curves"], parameter, quantity):
                 if curve["step"] in (steps[0], steps[-1]):
                     label = f"step {curve['step']}"
                     sorted_axes.loglog(curve["ranks"], curve["magnitudes"], label=label)
-            for top, marker in zip(chosen(report["tops"], parameter, quantity), "ox+", strict=True):
+            for top, marker in zip(select(report["tops"], parameter, quantity), "ox+", strict=True):
                 label = f"step {top['step']}"
-                places = [row + 1 for row in top["rows"]]  # which a log axis can show
+                places = [row + 1 for row in top["rows"]]  # a log axis has no zero
                 top_axes.plot(places, top["masses"], marker, ms=4, alpha=0.7, label=label)
             title = f"{parameter}\n{QUANTITIES[quantity]}"
             sorted_axes.set(title=title, xlabel="rank of the element", ylabel="magnitude")
@@ -202,7 +211,7 @@ def tops(report: dict[str, Any]) -> Any:
                 title=f"{title}, top 100 rows", xlabel="row id + 1", ylabel="sum of the row"
             )
             top_axes.set_yscale("log")
-            if parameter == SHADOWED:  # whose rows are words, frequent ones first
+            if parameter == SHADOWED:  # its rows are words, frequent ones first
                 top_axes.set_xscale("log")
             for axes in (sorted_axes, top_axes):
                 axes.grid(alpha=0.3)
@@ -211,12 +220,12 @@ def tops(report: dict[str, Any]) -> Any:
     return figure
 
 
-def chosen(items: list[dict[str, Any]], parameter: str, quantity: str) -> list[dict[str, Any]]:
-    """Those of one layer and one quantity, in the order of their steps."""
+def select(items: list[dict[str, Any]], parameter: str, quantity: str) -> list[dict[str, Any]]:
+    """The items of one layer and one quantity, in the order of their steps."""
     return [it for it in items if it["parameter"] == parameter and it["quantity"] == quantity]
 
 
-def errors(report: dict[str, Any]) -> Any:
+def plot_errors(report: dict[str, Any]) -> Any:
     """l2 errors over the steps: absolute on all rows, relative on all and on touched rows."""
     kinds = {
         "all_error": "error, all rows (l2)",
@@ -247,4 +256,4 @@ def errors(report: dict[str, Any]) -> Any:
 
 
 if __name__ == "__main__":
-    main()
+    run_study(main)

@@ -1,13 +1,13 @@
-"""The output layers: where a training step's time goes, what sampling costs, what hashing finds.
+"""The output layers: the time of a training step, the error of sampling, the recall of hashing.
 
-    python benchmarks/softmax_layers.py                     # all three parts
-    python benchmarks/softmax_layers.py speed --threads 2
-    python benchmarks/softmax_layers.py repeats
+    python -m experiments.studies.softmax_layers                     # all three parts
+    python -m experiments.studies.softmax_layers speed --threads 2
+    python -m experiments.studies.softmax_layers repeats
 
-speed: forward and backward of `SampledSoftmax` over 793,471 x 256, beside the same loss written in
-torch operations and beside the three matrix products that neither can do without.
+speed: forward and backward of `SampledSoftmax` over 793,471 x 256, of the same loss in torch
+operations, and of the three matrix products that both need.
 repeats: bias and spread of the sampled gradient for each way to treat repeats.
-hashing: what `LSHSoftmax` costs and finds, by bits and tables.
+hashing: time and recall of `LSHSoftmax`, by bits and tables.
 """
 
 import argparse
@@ -21,21 +21,22 @@ from torch import Tensor, nn
 
 from sketchoptim.nn import LogUniformSampler, LSHSoftmax, Negatives, SampledSoftmax
 
-from ..bench.measure import Timing, laps
+from ..bench.measure import Timing, lap_seconds
+from ..errors import run_study
 
 CLASSES, DIM = 793_471, 256
 SHAPES = ((20_480, 1_024), (20_480, 256), (2_560, 8_192), (2_560, 1_024), (2_560, 256))
 PARTS = ("speed", "repeats", "hashing")
 
 
-def main() -> None:
-    """Prints the parts that are asked for."""
+def main(arguments: list[str] | None = None) -> None:
+    """Prints the parts that are named, or all."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("parts", nargs="*", default=[], metavar="|".join(PARTS))
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repetitions", type=int, default=9)
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if not set(options.parts) <= set(PARTS):
         parser.error(f"parts must be of {', '.join(PARTS)}, got {' '.join(options.parts)}")
     torch.set_num_threads(options.threads)
@@ -44,8 +45,8 @@ def main() -> None:
         {"speed": speed, "repeats": repeats, "hashing": hashing}[part](options)
 
 
-def words(count: int) -> Tensor:
-    """Ids by Zipf's law."""
+def draw_words(count: int) -> Tensor:
+    """Random ids by Zipf's law."""
     return LogUniformSampler(CLASSES).draw(count, generator=None, device=torch.device("cpu"))
 
 
@@ -53,7 +54,7 @@ def words(count: int) -> Tensor:
 
 
 def speed(options: argparse.Namespace) -> None:
-    """Medians of three ways through the same batch, in turn."""
+    """Prints the medians of three ways to take the same batch, which take turns."""
     head = SampledSoftmax(DIM, CLASSES, samples=1, bias=True)
     print(f"forward and backward over {CLASSES:,} x {DIM}, {options.threads} thread(s), ms")
     print("  tokens  negatives  distinct    layer  torch ops  products  layer / ops  / products")
@@ -63,7 +64,7 @@ def speed(options: argparse.Namespace) -> None:
         times: dict[str, list[float]] = {"layer": [], "ops": [], "products": []}
         for _ in range(options.repetitions + 1):  # the first does not count
             hidden = torch.randn(tokens, DIM, requires_grad=True)
-            labels = words(tokens)
+            labels = draw_words(tokens)
             ways = {
                 "layer": partial(forward_and_backward, head, hidden, labels),
                 "ops": partial(forward_and_backward, partial(composed_loss, head), hidden, labels),
@@ -71,7 +72,7 @@ def speed(options: argparse.Namespace) -> None:
             }
             for name, way in ways.items():
                 head.zero_grad()
-                times[name] += laps([way], clock=options.clock)
+                times[name] += lap_seconds([way], clock=options.clock)
         layer, ops, floor = (Timing.of(taken[1:]).median for taken in times.values())
         print(
             f"{tokens:8,} {samples:10,} {distinct:9,} {1e3 * layer:8.1f} {1e3 * ops:10.1f} "
@@ -83,27 +84,28 @@ def speed(options: argparse.Namespace) -> None:
 def forward_and_backward(
     loss: Callable[[Tensor, Tensor], Tensor], hidden: Tensor, labels: Tensor
 ) -> None:
-    """What a training step does before its optimizer."""
+    """The part of a training step before its optimizer."""
     loss(hidden, labels).backward()
 
 
 def composed_loss(head: SampledSoftmax, hidden: Tensor, labels: Tensor) -> Tensor:
-    """The loss as one would write it: lookups with sparse gradients, a mask, logsumexp."""
-    drawn = Negatives.draw(head.sampler, head.samples, repeats="merged")
-    ids = torch.cat([labels, drawn.ids])
+    """The loss in torch operations: lookups with sparse gradients, a mask, logsumexp."""
+    negatives = Negatives.draw(head.sampler, head.samples, repeats="merged")
+    ids = torch.cat([labels, negatives.ids])
     rows = F.embedding(ids, head.weight, sparse=True)
-    offsets = -drawn.log_expected_count(head.sampler.probability(ids)).float()
+    offsets = -negatives.log_expected_count(head.sampler.probability(ids)).float()
     assert head.bias is not None
     offsets = offsets + F.embedding(ids, head.bias, sparse=True).squeeze(-1)
-    label_rows, drawn_rows = rows.split([labels.numel(), drawn.ids.numel()])
+    label_rows, drawn_rows = rows.split([labels.numel(), negatives.ids.numel()])
     label_logits = (hidden * label_rows).sum(-1) + offsets[: labels.numel()]
     drawn_logits = hidden @ drawn_rows.T + offsets[labels.numel() :]
-    drawn_logits = drawn_logits.masked_fill(labels[:, None] == drawn.ids, -math.inf)
-    return (torch.logaddexp(label_logits, drawn_logits.logsumexp(-1)) - label_logits).mean()
+    drawn_logits = drawn_logits.masked_fill(labels[:, None] == negatives.ids, -math.inf)
+    losses: Tensor = torch.logaddexp(label_logits, drawn_logits.logsumexp(-1)) - label_logits
+    return losses.mean()
 
 
 def products(hidden: Tensor, distinct: int) -> None:
-    """Logits, gradient of the hidden vectors, gradient of the rows: products and nothing else."""
+    """The products alone: logits, gradient of the hidden vectors, gradient of the rows."""
     rows = torch.ones(distinct, DIM)
     for part in hidden.split(max(1, 2**21 // distinct)):
         logits = part @ rows.T
@@ -115,14 +117,14 @@ def products(hidden: Tensor, distinct: int) -> None:
 
 
 def repeats(options: argparse.Namespace) -> None:
-    """How far the gradient of the table is from the full softmax's, over its norm."""
+    """Prints the error of the table's gradient over the norm of the full softmax's."""
     classes, dim, tokens, rounds = 20_000, 32, 256, 200
     head = SampledSoftmax(dim, classes, samples=1, bias=True)
-    law = head.sampler.probability(torch.arange(classes))
-    with torch.no_grad():  # as in a trained model, where the bias is about the log frequency
+    probabilities = head.sampler.probability(torch.arange(classes))
+    with torch.no_grad():  # like a trained model, whose bias is about the log frequency
         nn.init.normal_(head.weight, std=0.3)
         assert head.bias is not None
-        head.bias[:, 0] = law.log()
+        head.bias[:, 0] = probabilities.log()
         hidden = torch.randn(tokens, dim)
         logits = hidden @ head.weight.T + head.bias[:, 0]
         labels = logits.softmax(-1).multinomial(1)[:, 0]
@@ -135,7 +137,7 @@ def repeats(options: argparse.Namespace) -> None:
     for draws in (100, 400, 1600):
         columns = Negatives.draw(head.sampler, draws, repeats="merged").ids.numel()
         for choice in ("merged", "kept", "redrawn"):
-            # the same number of columns, which is what time depends on
+            # the same number of columns, since the time depends on it
             head.samples, head.repeats = columns if choice == "redrawn" else draws, choice
             mean, square = torch.zeros_like(full), 0.0
             for _ in range(rounds):
@@ -159,7 +161,7 @@ def repeats(options: argparse.Namespace) -> None:
 
 
 def hashing(options: argparse.Namespace) -> None:
-    """Cost and recall on hidden vectors at an angle of 45 degrees to their label's row."""
+    """Prints time and recall for hidden vectors at 45 degrees to their label's row."""
     classes, tokens = 51_534, 1_024
     print(f"LSHSoftmax over {classes:,} x {DIM}, {tokens:,} examples, budget 256")
     print("  bits  tables  build s  step ms  candidates  recall@1  recall@10")
@@ -168,10 +170,10 @@ def hashing(options: argparse.Namespace) -> None:
         labels = torch.randint(classes, (tokens,))
         rows = F.normalize(head.weight.detach()[labels])
         hidden = (rows + F.normalize(torch.randn(tokens, DIM))).requires_grad_()
-        (build,) = laps([head.rebuild_], clock=options.clock)
+        (build,) = lap_seconds([head.rebuild_], clock=options.clock)
         head.steps = 1  # no second build
         step = partial(forward_and_backward, head, hidden, labels)
-        taken = Timing.of(laps([step] * options.repetitions, clock=options.clock))
+        taken = Timing.of(lap_seconds([step] * options.repetitions, clock=options.clock))
         found = head.candidates(hidden).ids.numel() / tokens
         print(
             f"{bits:6} {tables:7} {build:8.2f} {1e3 * taken.median:8.0f} {found:11.1f} "
@@ -181,4 +183,4 @@ def hashing(options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_study(main)

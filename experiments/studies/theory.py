@@ -1,51 +1,52 @@
 """Bounds and measurements in one picture: docs/figures/theory_bound.png.
 
-    python benchmarks/theory.py --counts ../shared/data/lm1b/word_counts_i32.npy
+    python -m experiments.studies.theory
 
-Left: the counts of the words of LM1B in a count-min sketch, each in ten parts, and how far a word's
-estimate is above its count, against what Markov's inequality promises. Right: RMSprop on a problem
-whose constants are all known, and the least squared gradient so far against the theorem's bound.
+Left: the word counts of LM1B in a count-min sketch, each added in ten parts; the excess of a word's
+estimate over its count against the bound of Markov's inequality. Right: RMSprop on a problem whose
+constants are all known; the least squared gradient so far against the theorem's bound.
 """
 
 import argparse
 import math
-import os
 from pathlib import Path
 
-import matplotlib as mpl
 import numpy as np
+import numpy.typing as npt
 import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from torch import Tensor
 
 import sketchoptim as so
 from sketchoptim import theory
 
-mpl.use("Agg")
-from matplotlib import pyplot as plt
-from matplotlib.axes import Axes
+from ..bench.cases import find_counts
+from ..corpora import load_array
+from ..errors import run_study
 
 DEPTH = 3
+
 WIDTHS = (256, 512, 1024, 2048, 4096, 8192, 16384)
 FORMS = {"plain": ("tab:red", "o"), "conservative": ("tab:blue", "s")}
 # The problem: f(x) = sum over rows of p * sum over columns of sqrt(1 + x^2), p by Zipf's law.
 ROWS, DIM, BATCH, START, WIDTH = 1000, 4, 2048, 2.0, 125
-RUN = {"lr": 2.0, "eps": 1.0}
-BETA2 = 0.999
+LR, EPS, BETA2 = 2.0, 1.0, 0.999
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Measures both and draws them."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    data = Path(os.environ.get("SKETCHOPTIM_DATA", "../shared/data"))
-    counts = data / "lm1b" / "word_counts_i32.npy"
-    parser.add_argument("--counts", type=Path, default=counts, help="counts of words, .npy")
-    parser.add_argument("--words", type=int, default=100_000, help="the most frequent so many")
+    parser.add_argument("--counts", type=Path, help="of LM1B; default: below SKETCHOPTIM_DATA")
+    parser.add_argument("--words", type=int, default=100_000, help="the most frequent ones")
     parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--output", type=Path, default=Path("docs/figures/theory_bound.png"))
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
-    draw_sketches(left, torch.from_numpy(np.load(options.counts)[: options.words].copy()))
+    counts = load_array(find_counts(options.counts))[: options.words]
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    draw_sketches(left, torch.from_numpy(counts.copy()))
     draw_training(right, options.steps)
     options.output.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(options.output, dpi=150)
@@ -77,7 +78,7 @@ def draw_sketches(axes: Axes, counts: Tensor) -> None:
 
 
 def sketch_errors(counts: Tensor, width: int, conservative: bool) -> Tensor:
-    """How far each estimate is above the count, over the sum of all counts."""
+    """The excess of each estimate over its count, divided by the sum of all counts."""
     sketch = so.CountMinSketch(DEPTH, width, 1, conservative=conservative)
     ids, total = torch.arange(len(counts)), counts.sum().item()
     for _ in range(10):
@@ -97,7 +98,7 @@ def draw_training(axes: Axes, steps: int) -> None:
         totals = [bound.total for bound in bounds]
         assert all(found[at - 1] <= totals)
         axes.plot(at, totals, "--", color=color, label=f"{form}, bound")
-        # the two runs are nearly one: the assumptions want an eps that is large beside sqrt(v)
+        # the two runs nearly coincide: the theorem assumes an eps that is large against sqrt(v)
         width = {"plain": 5, "conservative": 1.5}[form]
         axes.plot(at, found[at - 1], color=color, linewidth=width, label=f"{form}, measured")
         print(f"{form}: bound {totals[-1]:.2e}, measured {found[-1]:.2e} after {steps} steps")
@@ -113,18 +114,19 @@ def draw_training(axes: Axes, steps: int) -> None:
     axes.legend(fontsize=8)
 
 
-def squared_gradients(share: Tensor, steps: int, conservative: bool) -> np.ndarray:
+def squared_gradients(share: Tensor, steps: int, conservative: bool) -> npt.NDArray[np.float64]:
     """The squared gradients of f along a run."""
     generator = torch.Generator().manual_seed(0)
     table = torch.nn.Parameter(torch.full((ROWS, DIM), START))
     sketch = so.Sketched(width=WIDTH, conservative=conservative)
-    optimizer = so.RMSprop([table], **RUN, alpha=BETA2, memory=so.Memory(second=sketch))
+    memory = so.Memory(second=sketch)
+    optimizer = so.RMSprop([table], lr=LR, eps=EPS, alpha=BETA2, memory=memory)
     found = np.empty(steps)
     for step in range(steps):
         slope = table.detach() / (1 + table.detach() ** 2).sqrt()
         found[step] = float((share.unsqueeze(1) * slope).square().sum())
-        drawn = torch.multinomial(share, BATCH, replacement=True, generator=generator)
-        ids, counts = drawn.unique(return_counts=True)
+        samples = torch.multinomial(share, BATCH, replacement=True, generator=generator)
+        ids, counts = samples.unique(return_counts=True)
         values = slope[ids] * (counts / BATCH).unsqueeze(1)
         table.grad = torch.sparse_coo_tensor(
             ids.unsqueeze(0), values, table.shape, is_coalesced=True, check_invariants=False
@@ -134,9 +136,10 @@ def squared_gradients(share: Tensor, steps: int, conservative: bool) -> np.ndarr
 
 
 def bound_of_run(share: Tensor, steps: int, form: str) -> theory.ConvergenceBound:
-    """The theorem for this problem: a drawn row's gradient is at most 1 in each column."""
+    """The theorem for this problem: a sampled row's gradient is at most 1 in each column."""
     return theory.convergence_bound(
-        **RUN,
+        lr=LR,
+        eps=EPS,
         beta2=BETA2,
         smoothness=float(share.max()),
         largest_gradient=1.0,
@@ -153,4 +156,4 @@ def bound_of_run(share: Tensor, steps: int, form: str) -> theory.ConvergenceBoun
 
 
 if __name__ == "__main__":
-    main()
+    run_study(main)
