@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#define SKETCHOPTIM_ABI 6
+#define SKETCHOPTIM_ABI 7
 
 enum DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 enum Kind : int32_t { kNone = 0, kExact = 1, kRowWise = 2, kSketch = 3 };
@@ -77,8 +77,8 @@ struct Step {
 };
 
 // A search for the `k` best of `count` classes, for each of up to kMaxQueries queries. The score of
-// a class is combined from row bucket_of(words + 4 j, class, buckets) of every tables[j]. Rows have
-// the queries rounded up to 16 or 32 columns; what the columns beyond them hold is not looked at.
+// a class is combined from one row of each tables[j]: that of its bucket in hash row j. Rows have
+// as many columns as there are queries, rounded up to 16 or 32; the columns beyond are not read.
 struct TopClasses {
   const float* tables;   // [members, buckets, columns]
   const int64_t* words;  // [members, 4]
@@ -99,6 +99,10 @@ int32_t sketchoptim_abi();
 // Buckets and signs of ids, [depth, count] each.
 void sketchoptim_hash(const int64_t* words, int32_t depth, int64_t width, const int64_t* ids,
                       int64_t count, int64_t* buckets, float* signs);
+
+// The random bits of stochastic rounding, [count, dim], each below 2^16.
+void sketchoptim_noise(uint32_t key, const int64_t* ids, int64_t count, int64_t dim,
+                       uint32_t* noise);
 
 // 1 where ids ascend strictly, as those of a coalesced gradient do; 0 where they do not; -1 where
 // one is outside [0, n).

@@ -5,120 +5,173 @@
 namespace {
 
 constexpr int64_t kCacheLine = 64;
+// Rows that are hashed together, in SIMD registers, before any of their counters is touched.
+constexpr int64_t kBlockRows = 128;
 
 float load_one(const Moment& m, int64_t at) {
   if (m.dtype == kFloat32) return static_cast<const float*>(m.data)[at];
-  return load(m.data, m.dtype, at, 1)[0];
+  const uint32_t bits = static_cast<uint32_t>(static_cast<const uint16_t*>(m.data)[at]) << 16;
+  float x;
+  std::memcpy(&x, &bits, sizeof(x));
+  return x;
 }
 
-// As the table holds it: a row's number is rounded alike in every hash row.
-float rounded_one(const Moment& m, float x, int64_t id) {
-  return m.dtype == kFloat32 ? x : rounded(m.dtype, all(x), rounding_bits(m, id))[0];
-}
-
+// Stores a number that rounded_one() returned, which a bfloat16 holds exactly.
 void store_one(const Moment& m, int64_t at, float x) {
-  if (m.dtype == kFloat32)
+  if (m.dtype == kFloat32) {
     static_cast<float*>(m.data)[at] = x;
-  else
-    store(m.data, m.dtype, at, 1, all(x));
+    return;
+  }
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof(bits));
+  static_cast<uint16_t*>(m.data)[at] = static_cast<uint16_t>(bits >> 16);
 }
 
-int64_t address(const Moment& m, int32_t hash_row, int64_t id) {
-  return hash_row * m.width + bucket_of(m.words + 4 * hash_row, id, m.width);
+// A row's number as the counters hold it, rounded by the same bits in every hash row.
+float rounded_one(const Moment& m, float x, int64_t id) {
+  if (m.dtype == kFloat32) return x;
+  return rounded_to_bfloat16(x, noise_of_one(rounding_row_key(m.rounding_key, id), 0));
 }
 
-float least_reading(const Moment& m, int64_t id) {
-  float least = load_one(m, address(m, 0, id)) * m.scale;
-  for (int32_t j = 1; j < m.depth; ++j)
-    least = std::min(least, load_one(m, address(m, j, id)) * m.scale);
-  return least;
-}
+// The counters of some rows, one hash row after the other.
+struct Block {
+  uint64_t mixed[kBlockRows];
+  int64_t at[kBlockRows];
 
-// Each hash row is a table of its own, so that the threads can share them out.
+  void mix(const Squares& squares, Span rows) {
+    const int64_t count = rows.end - rows.begin;
+    for (int64_t i = 0; i < count; ++i) mixed[i] = mix_id(squares.id(rows.begin + i));
+  }
+
+  void find(const Moment& m, int64_t hash_row, int64_t count) {
+    const int64_t* words = m.words + 4 * hash_row;
+    for (int64_t i = 0; i < count; ++i)
+      at[i] = hash_row * m.width + bucket_of(words, mixed[i], m.width);
+  }
+};
+
+// Calls visit(block, rows) for all rows of a span in ascending order.
 template <typename Visit>
-void for_hash_rows(const Moment& m, int32_t threads, Visit visit) {
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-  for (int32_t j = 0; j < m.depth; ++j) visit(j);
+void for_blocks(const Squares& squares, Span rows, Visit visit) {
+  Block block;
+  for (int64_t begin = rows.begin; begin < rows.end; begin += kBlockRows) {
+    const Span part{begin, std::min(begin + kBlockRows, rows.end)};
+    block.mix(squares, part);
+    visit(block, part);
+  }
 }
 
+// Calls visit(r, at) for every row r in ascending order, with its counter in each hash row. Hash
+// rows share no counters, so each of them is one thread's alone.
 template <typename Visit>
-void for_rows(int64_t rows, int32_t threads, Visit visit) {
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-  for (int64_t r = 0; r < rows; ++r) visit(r);
+void for_counters(const Moment& m, const Squares& squares, int32_t threads, Visit visit) {
+  const int64_t parts = std::min(std::max(1, threads), m.depth);
+#pragma omp parallel for schedule(static, 1) num_threads(parts) if (parts > 1)
+  for (int64_t part = 0; part < parts; ++part) {
+    const Span hash_rows = share(m.depth, part, parts);
+    for_blocks(squares, Span{0, squares.rows}, [&](Block& block, Span rows) {
+      for (int64_t j = hash_rows.begin; j < hash_rows.end; ++j) {
+        block.find(m, j, rows.end - rows.begin);
+        for (int64_t r = rows.begin; r < rows.end; ++r) visit(r, block.at[r - rows.begin]);
+      }
+    });
+  }
 }
 
-// Sends for the table from one end to the other, where most of it is about to be read: a processor
-// that meets its buckets in the order of rows waits for one after the other.
-void prefetch_table(const Moment& m, int64_t rows) {
+// Calls visit(r, least) for every row r, with the least of its readings.
+template <typename Visit>
+void for_estimates(const Moment& m, const Squares& squares, int32_t threads, Visit visit) {
+  const int64_t parts = std::max(1, threads);
+#pragma omp parallel for schedule(static, 1) num_threads(parts) if (parts > 1)
+  for (int64_t part = 0; part < parts; ++part)
+    for_blocks(squares, share(squares.rows, part, parts), [&](Block& block, Span rows) {
+      float least[kBlockRows];
+      const int64_t count = rows.end - rows.begin;
+      for (int32_t j = 0; j < m.depth; ++j) {
+        block.find(m, j, count);
+        for (int64_t i = 0; i < count; ++i) {
+          const float reading = load_one(m, block.at[i]) * m.scale;
+          least[i] = j == 0 ? reading : std::min(least[i], reading);
+        }
+      }
+      for (int64_t i = 0; i < count; ++i) visit(rows.begin + i, least[i]);
+    });
+}
+
+// Prefetches all counters in the order of memory where most of them are about to be read: read in
+// the order of rows, one cache miss would wait for the other.
+void prefetch_counters(const Moment& m, int64_t rows) {
   const int64_t bytes = m.depth * m.width * bytes_of(m.dtype);
   if (rows * m.depth * kCacheLine < bytes / 2) return;
   for (int64_t at = 0; at < bytes; at += kCacheLine)
     __builtin_prefetch(static_cast<const char*>(m.data) + at);
 }
 
-// Rows take their turn, in ascending order.
+// Rows one after the other, in ascending order.
 void move_item_wise(const Moment& m, const Squares& squares) {
+  Places places;
+  int64_t ids[kLanes];
   for (int64_t r = 0; r < squares.rows; ++r) {
-    const int64_t id = squares.id(r);
+    const Place place{&places, r % kLanes};
+    if (place.lane == 0) {
+      for (int64_t i = 0; i < kLanes; ++i) ids[i] = squares.id(std::min(r + i, squares.rows - 1));
+      locate(m, ids, 1, places);
+    }
+    const int64_t id = ids[place.lane];
     const float x = squares.values[r];
-    float estimate = least_reading(m, id);
-    const float moved = delta(m, estimate, x);
-    float least = 0.0f;
+    float readings[kMaxDepth], least = 0.0f;
     for (int32_t j = 0; j < m.depth; ++j) {
-      const int64_t at = address(m, j, id);
-      const float old = load_one(m, at) * m.scale;
-      const float reading = old + (m.form == kBucket ? delta(m, old, x) : moved);
-      store_one(m, at, rounded_one(m, reading * m.inverse_scale, id));
+      readings[j] = load_one(m, place.at(j)) * m.scale;
+      least = j == 0 ? readings[j] : std::min(least, readings[j]);
+    }
+    const float moved = delta(m, least, x);
+    squares.values[r] = least + moved;
+    for (int32_t j = 0; j < m.depth; ++j) {
+      const float reading = readings[j] + (m.form == kBucket ? delta(m, readings[j], x) : moved);
+      store_one(m, place.at(j), rounded_one(m, reading * m.inverse_scale, id));
       least = j == 0 ? reading : std::min(least, reading);
     }
-    squares.values[r] = m.form == kBucket ? least : estimate + moved;
+    if (m.form == kBucket) squares.values[r] = least;
   }
 }
 
 }  // namespace
 
 void add_by_row(const Moment& m, const Squares& squares, int32_t threads) {
-  prefetch_table(m, squares.rows);
-  for_hash_rows(m, threads, [&](int32_t j) {
-    for (int64_t r = 0; r < squares.rows; ++r) {
-      const int64_t at = address(m, j, squares.id(r));
-      const float share = squares.values[r] * m.weight * m.inverse_scale;
-      store_one(m, at, rounded_one(m, load_one(m, at) + share, squares.id(r)));
-    }
+  prefetch_counters(m, squares.rows);
+  for_counters(m, squares, threads, [&](int64_t r, int64_t at) {
+    const float share = squares.values[r] * m.weight * m.inverse_scale;
+    store_one(m, at, rounded_one(m, load_one(m, at) + share, squares.id(r)));
   });
 }
 
 void move_by_row(const Moment& m, const Moment& before, const Squares& squares, int32_t threads) {
   float* values = squares.values;
   if (m.kind == kRowWise) {
-    for_rows(squares.rows, threads, [&](int64_t r) {
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+    for (int64_t r = 0; r < squares.rows; ++r) {
       float* value = static_cast<float*>(m.data) + squares.id(r);
       values[r] = *value += delta(m, *value, values[r]);
-    });
+    }
     return;
   }
   switch (m.form) {
     case kConservative:
-      prefetch_table(m, squares.rows);
-      for_rows(squares.rows, threads, [&](int64_t r) {
-        values[r] = least_reading(before, squares.id(r)) + values[r] * m.weight;
-      });
-      for_hash_rows(m, threads, [&](int32_t j) {
-        for (int64_t r = 0; r < squares.rows; ++r) {
-          const int64_t at = address(m, j, squares.id(r));
-          const float target = rounded_one(m, values[r] * m.inverse_scale, squares.id(r));
-          // Written either way: which of the two it is, a processor cannot guess.
-          const float old = load_one(m, at);
-          store_one(m, at, target > old ? target : old);
-        }
+      prefetch_counters(m, squares.rows);
+      for_estimates(before, squares, threads,
+                    [&](int64_t r, float least) { values[r] = least + values[r] * m.weight; });
+      for_counters(m, squares, threads, [&](int64_t r, int64_t at) {
+        const float target = rounded_one(m, values[r] * m.inverse_scale, squares.id(r));
+        // Written in both cases: a branch would often be predicted wrongly.
+        const float old = load_one(m, at);
+        store_one(m, at, target > old ? target : old);
       });
       return;
     case kLinear:
-      for_rows(squares.rows, threads,
-               [&](int64_t r) { values[r] = least_reading(m, squares.id(r)); });
+      for_estimates(m, squares, threads, [&](int64_t r, float least) { values[r] = least; });
       return;
     default:
-      prefetch_table(m, squares.rows);
+      prefetch_counters(m, squares.rows);
       move_item_wise(m, squares);
   }
 }

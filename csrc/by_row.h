@@ -18,5 +18,5 @@ void add_by_row(const Moment& m, const Squares& squares, int32_t threads);
 
 // Moves all others, and leaves the second moment of each row in place of its mean square, in a
 // linear sketch too. A conservative sketch is read as it was before the step: `before` is m, or has
-// a copy of its table where these are not all rows of the step.
+// a copy of its counters where these are not all rows of the step.
 void move_by_row(const Moment& m, const Moment& before, const Squares& squares, int32_t threads);

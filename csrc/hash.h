@@ -3,14 +3,21 @@
 
 #include <cstdint>
 
-inline int64_t bucket_of(const int64_t* words, int64_t id, int64_t width) {
-  const uint64_t mixed = static_cast<uint64_t>(words[0]) * static_cast<uint64_t>(id) +
-                         static_cast<uint64_t>(words[1]);
-  return static_cast<int64_t>(((mixed >> 32) * static_cast<uint64_t>(width)) >> 32);
+// The fixed bijection that every id goes through first. It does not depend on the hash row, so a
+// loop over hash rows calls it once.
+inline uint64_t mix_id(int64_t id) {
+  uint64_t x = static_cast<uint64_t>(id);
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
 }
 
-inline float sign_of(const int64_t* words, int64_t id) {
-  const uint64_t mixed = static_cast<uint64_t>(words[2]) * static_cast<uint64_t>(id) +
-                         static_cast<uint64_t>(words[3]);
-  return (mixed >> 63) ? -1.0f : 1.0f;
+inline int64_t bucket_of(const int64_t* words, uint64_t mixed, int64_t width) {
+  const uint64_t u = static_cast<uint64_t>(words[0]) * mixed + static_cast<uint64_t>(words[1]);
+  return static_cast<int64_t>(((u >> 32) * static_cast<uint64_t>(width)) >> 32);
+}
+
+inline float sign_of(const int64_t* words, uint64_t mixed) {
+  const uint64_t u = static_cast<uint64_t>(words[2]) * mixed + static_cast<uint64_t>(words[3]);
+  return (u >> 63) ? -1.0f : 1.0f;
 }

@@ -114,28 +114,6 @@ INLINE int32_t known_dtype(int32_t running) {
 
 INLINE int64_t bytes_of(int32_t dtype) { return dtype == kFloat32 ? 4 : 2; }
 
-// Sixteen pseudo-random bits for each of sixteen consecutive positions.
-INLINE WordLanes noise(uint32_t key, uint64_t position) {
-  const WordLanes lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  WordLanes x = lanes + static_cast<uint32_t>(position);
-  x = x * 0x9e3779b1u + (key ^ static_cast<uint32_t>(position >> 32));
-  x = (x ^ (x >> 16)) * 0x85ebca6bu;
-  x = (x ^ (x >> 13)) * 0xc2b2ae35u;
-  return (x ^ (x >> 16)) & 0xffffu;
-}
-
-// As a table holds it: bfloat16 rounds up or down with the probabilities that make the mean right.
-INLINE Lanes rounded(int32_t dtype, Lanes x, WordLanes up) {
-  return dtype == kBFloat16 ? lanes_of((bits_of(x) + up) & 0xffff0000u) : x;
-}
-
-INLINE void store_rounded(void* data, int32_t dtype, int64_t at, int64_t count, Lanes x,
-                          WordLanes up) {
-  if (dtype != kBFloat16) return store(data, dtype, at, count, x);
-  const HalfLanes h = __builtin_convertvector((bits_of(x) + up) >> 16, HalfLanes);
-  std::memcpy(static_cast<uint16_t*>(data) + at, &h, count * sizeof(uint16_t));
-}
-
 // Calls visit(column, count) for runs of sixteen columns, and once for what is left over. The
 // count of full runs is a constant, so that loads and stores become single instructions.
 template <typename Visit>

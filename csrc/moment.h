@@ -3,24 +3,21 @@
 
 #include "abi.h"
 #include "hash.h"
-#include "lanes.h"
+#include "rounding.h"
 
 struct Span {
   int64_t begin, end;
 };
 
-// What a moment has to move by. A sum that has overflowed stays as it is: inf * 0 would spoil it.
+inline Span share(int64_t total, int64_t part, int64_t parts) {
+  return {total * part / parts, total * (part + 1) / parts};
+}
+
+// What a moment has to move by. A sum that has overflowed stays inf: inf * 0 would be NaN.
 template <typename Number>
 INLINE Number delta(const Moment& m, Number old, Number x) {
   if (m.is_average) return (x - old) * m.weight;
   return m.decay_less_one == 0.0f ? x * m.weight : old * m.decay_less_one + x * m.weight;
-}
-
-// The bits by which a row's numbers are rounded: the same in every hash row. Readings that were
-// rounded each for itself would drift apart, and their minimum would be too small in the mean.
-INLINE WordLanes rounding_bits(const Moment& m, int64_t position) {
-  return m.dtype == kBFloat16 ? noise(m.rounding_key, static_cast<uint64_t>(position))
-                              : WordLanes{};
 }
 
 inline bool is_element_sketch(const Moment& m) { return m.kind == kSketch && !m.is_by_row; }
@@ -28,19 +25,40 @@ inline bool is_linear(const Moment& m) { return m.kind == kSketch && m.form == k
 inline bool is_item_wise(const Moment& m) { return is_element_sketch(m) && m.form != kLinear; }
 inline bool is_by_row(const Moment& m) { return m.kind != kNone && m.is_by_row; }
 
-// Where a row lives in a sketch: the first element of its bucket in each hash row, and its signs.
-struct Place {
-  int64_t at[kMaxDepth];
-  float sign[kMaxDepth];
+// Where sixteen rows live in a sketch: the first element of their buckets in each hash row, their
+// signs, and their rounding keys. Sixteen at once are hashed in SIMD registers. All hash rows of a
+// row are rounded by the same bits: independently rounded readings would drift apart, and their
+// minimum would be biased towards zero.
+struct Places {
+  int64_t at[kMaxDepth][kLanes];
+  float signs[kMaxDepth][kLanes];
+  uint32_t rounding_row_keys[kLanes];
 };
 
-inline void locate(const Moment& m, int64_t id, int64_t dim, Place& place) {
+inline void locate(const Moment& m, const int64_t* ids, int64_t dim, Places& places) {
+  uint64_t mixed[kLanes];
+  for (int64_t i = 0; i < kLanes; ++i) mixed[i] = mix_id(ids[i]);
   for (int32_t j = 0; j < m.depth; ++j) {
     const int64_t* words = m.words + 4 * j;
-    place.at[j] = (j * m.width + bucket_of(words, id, m.width)) * dim;
-    place.sign[j] = m.is_signed ? sign_of(words, id) : 1.0f;
+    for (int64_t i = 0; i < kLanes; ++i)
+      places.at[j][i] = (j * m.width + bucket_of(words, mixed[i], m.width)) * dim;
+    if (!m.is_signed) continue;
+    for (int64_t i = 0; i < kLanes; ++i) places.signs[j][i] = sign_of(words, mixed[i]);
   }
+  if (m.dtype != kBFloat16) return;
+  for (int64_t i = 0; i < kLanes; ++i)
+    places.rounding_row_keys[i] = rounding_row_key(m.rounding_key, ids[i]);
 }
+
+// One of them.
+struct Place {
+  const Places* places;
+  int64_t lane;
+
+  INLINE int64_t at(int32_t hash_row) const { return places->at[hash_row][lane]; }
+  INLINE float sign(int32_t hash_row) const { return places->signs[hash_row][lane]; }
+  INLINE uint32_t rounding_row_key() const { return places->rounding_row_keys[lane]; }
+};
 
 INLINE Lanes least(const Lanes* readings, int32_t depth) {
   Lanes x = readings[0];
@@ -82,11 +100,11 @@ INLINE void prefetch_one(const void* data, int32_t dtype, int64_t at) {
 // for the two it moves: it holds everything of them in registers and writes no estimate to memory.
 // add() and move() take what a moment averages, a gradient or its square: add() is for sketches
 // whose form is linear, to which every row is added before any is read; move() moves the moment and
-// returns the estimate. expect() sends for what move() will need of another row.
+// returns the estimate. prefetch_next() prefetches what move() will need of another row.
 struct NoMoment {
   static constexpr bool kIsKept = false, kIsSketch = false;
   NoMoment(const Moment&, const Place&, int64_t) {}
-  INLINE void expect(const Place&, int64_t, int64_t) const {}
+  INLINE void prefetch_next(const Place&, int64_t, int64_t) const {}
   INLINE void add(int64_t, int64_t, Lanes) const {}
   INLINE Lanes move(int64_t, int64_t, Lanes x) const { return x; }
 };
@@ -100,7 +118,7 @@ struct ExactMoment {
   ExactMoment(const Moment& moment, const Place&, int64_t row) : m(moment), row_at(row) {}
   INLINE void add(int64_t, int64_t, Lanes) const {}
 
-  INLINE void expect(const Place&, int64_t row, int64_t column) const {
+  INLINE void prefetch_next(const Place&, int64_t row, int64_t column) const {
     prefetch_one(m.data, known_dtype<T>(m.dtype), row + column);
   }
 
@@ -113,17 +131,24 @@ struct ExactMoment {
   }
 };
 
-// A sketch by element: a first moment is signed, a second one is not. T is the table's dtype, and
-// kDepth its depth, or kAny and 0 where they are known only when running.
+// A sketch by element: a first moment is signed, a second one is not. T is the counters' dtype, and
+// kDepth the depth, or kAny and 0 where they are known only when running.
 template <bool kIsFirst, int32_t T, int32_t kDepth>
 struct SketchMoment {
   static constexpr bool kIsKept = true, kIsSketch = true;
+  static constexpr int32_t kMost = kDepth ? kDepth : kMaxDepth;
   const Moment m;
-  const Place& place;
-  const int64_t row_at;
+  const uint32_t rounding_row_key;
+  int64_t at[kMost];  // copies, which stay in registers
+  float sign[kMost];
 
-  SketchMoment(const Moment& moment, const Place& where, int64_t row)
-      : m(moment), place(where), row_at(row) {}
+  SketchMoment(const Moment& moment, const Place& place, int64_t)
+      : m(moment), rounding_row_key(m.dtype == kBFloat16 ? place.rounding_row_key() : 0) {
+    for (int32_t j = 0; j < depth(); ++j) {
+      at[j] = place.at(j);
+      if (kIsFirst) sign[j] = place.sign(j);
+    }
+  }
 
   INLINE int32_t depth() const {
     if (m.depth < 1) __builtin_unreachable();
@@ -132,8 +157,8 @@ struct SketchMoment {
 
   INLINE int32_t dtype() const { return known_dtype<T>(m.dtype); }
 
-  INLINE void expect(const Place& next, int64_t, int64_t column) const {
-    for (int32_t j = 0; j < depth(); ++j) prefetch_one(m.data, dtype(), next.at[j] + column);
+  INLINE void prefetch_next(const Place& next, int64_t, int64_t column) const {
+    for (int32_t j = 0; j < depth(); ++j) prefetch_one(m.data, dtype(), next.at(j) + column);
   }
 
   INLINE Lanes combine(const Lanes* readings) const {
@@ -142,20 +167,20 @@ struct SketchMoment {
 
   INLINE void read(int64_t column, int64_t count, Lanes* readings) const {
     for (int32_t j = 0; j < depth(); ++j) {
-      readings[j] = load(m.data, dtype(), place.at[j] + column, count) * m.scale;
-      if (kIsFirst) readings[j] *= place.sign[j];
+      readings[j] = load(m.data, dtype(), at[j] + column, count) * m.scale;
+      if (kIsFirst) readings[j] *= sign[j];
     }
   }
 
   INLINE WordLanes rounding(int64_t column) const {
-    return dtype() == kBFloat16 ? rounding_bits(m, row_at + column) : WordLanes{};
+    return dtype() == kBFloat16 ? noise(rounding_row_key, column) : WordLanes{};
   }
 
   INLINE void write(int64_t column, int64_t count, const Lanes* readings) const {
     const WordLanes up = rounding(column);
     for (int32_t j = 0; j < depth(); ++j) {
-      const Lanes x = kIsFirst ? readings[j] * place.sign[j] : readings[j];
-      store_rounded(m.data, dtype(), place.at[j] + column, count, x * m.inverse_scale, up);
+      const Lanes x = kIsFirst ? readings[j] * sign[j] : readings[j];
+      store_rounded(m.data, dtype(), at[j] + column, count, x * m.inverse_scale, up);
     }
   }
 
@@ -163,15 +188,14 @@ struct SketchMoment {
     if (m.form != kLinear) return;
     const WordLanes up = rounding(column);
     for (int32_t j = 0; j < depth(); ++j) {
-      const int64_t at = place.at[j] + column;
-      const Lanes share = kIsFirst ? x * m.weight * place.sign[j] : x * m.weight;
-      const Lanes sum = load(m.data, dtype(), at, count) + share * m.inverse_scale;
-      store_rounded(m.data, dtype(), at, count, sum, up);
+      const Lanes share = kIsFirst ? x * m.weight * sign[j] : x * m.weight;
+      const Lanes sum = load(m.data, dtype(), at[j] + column, count) + share * m.inverse_scale;
+      store_rounded(m.data, dtype(), at[j] + column, count, sum, up);
     }
   }
 
   INLINE Lanes move(int64_t column, int64_t count, Lanes x) const {
-    Lanes readings[kDepth ? kDepth : kMaxDepth];
+    Lanes readings[kMost];
     read(column, count, readings);
     if (m.form == kLinear) return combine(readings);
     if (m.form == kBucket) {

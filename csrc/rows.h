@@ -9,10 +9,6 @@ constexpr int64_t kStreams = 8;
 constexpr int64_t kPrefetchBytes = 512;  // the hardware goes on from there by itself
 constexpr int64_t kEntriesAhead = 4;     // two to eight are alike
 
-inline Span share(int64_t total, int64_t part, int64_t parts) {
-  return {total * part / parts, total * (part + 1) / parts};
-}
-
 // Calls visit(rows, columns) on every thread with its share of one of the two.
 template <typename Visit>
 void in_parallel(const Step& s, bool by_column, Visit visit) {
@@ -75,8 +71,8 @@ INLINE void finish(const Step& s, int64_t r, Span columns, float* sum) {
   });
 }
 
-// Sends for the entry that will be added a few entries later, in this row or in one behind it.
-INLINE void expect_entry(const Step& s, int64_t i, Span columns) {
+// Prefetches the entry that will be added a few entries later, in this row or in one behind it.
+INLINE void prefetch_entry(const Step& s, int64_t i, Span columns) {
   const Gradient& g = s.gradient;
   const int64_t last = g.starts[g.rows] - 1;
   prefetch(g.values, s.dtype, g.order[std::min(i + kEntriesAhead, last)] * s.dim, columns);
@@ -88,7 +84,7 @@ const float* gathered(const Step& s, int64_t r, Span columns, float* buffer) {
   const Gradient& g = s.gradient;
   if (g.starts) {
     for (int64_t i = g.starts[r]; i < g.starts[r + 1]; ++i) {
-      expect_entry(s, i, columns);
+      prefetch_entry(s, i, columns);
       add_entry<P>(s, g.order[i], i == g.starts[r], columns, buffer);
     }
   } else {
@@ -105,16 +101,16 @@ INLINE const float* gradient_of(const Step& s, int64_t r, Span columns, float* b
   const Gradient& g = s.gradient;
   const bool alone = is_alone(g, r);
   if (known_dtype<P>(s.dtype) == kFloat32 && alone && !s.is_maximizing && s.weight_decay == 0.0f) {
-    if (g.starts) expect_entry(s, g.starts[r], columns);
+    if (g.starts) prefetch_entry(s, g.starts[r], columns);
     return static_cast<const float*>(g.values) + first_entry(g, r) * s.dim;
   }
   if (!alone && g.sums) return g.sums + g.slots[r] * s.dim;
   return gathered<P>(s, r, columns, buffer);
 }
 
-// Calls visit(row, next). Rows whose gradients lie one after another come from several places at
-// once: a processor runs ahead of each place that is being read, but only so far, and one alone does
-// not fill the memory's bandwidth. Others come in order, which is that of their entries.
+// Calls visit(row, next). Rows whose gradients lie one after another are read from several places
+// at once: the hardware prefetches from each place, but only so far, and one alone does not fill
+// the memory's bandwidth. Others come in order, which is that of their entries.
 template <typename Visit>
 INLINE void in_streams(const Step& s, Span rows, Visit visit) {
   const int64_t streams = s.gradient.starts ? 1 : kStreams;

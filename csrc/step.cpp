@@ -20,13 +20,31 @@ constexpr int64_t kMostPieceRows = 1 << 17;  // whose numbers are half a megabyt
 // Sketches that are linear take all rows of a step in a sweep of their own, before any is moved.
 enum class Sweep { kAdd, kUpdate };
 
-// Finds a row, in sketches by element too.
-INLINE void find(const Step& s, int64_t r, Row& row) {
-  row.number = r;
-  row.at = id_of(s, r) * s.dim;
-  if (is_element_sketch(s.first)) locate(s.first, id_of(s, r), s.dim, row.first);
-  if (is_element_sketch(s.second)) locate(s.second, id_of(s, r), s.dim, row.second);
-}
+// Finds rows in ascending order, in sketches by element too, sixteen at a time. The row before a
+// block of sixteen is still in use when the block is found, so there are two of them.
+struct Finder {
+  const Step& s;
+  const Span rows;
+  Places first[2], second[2];
+
+  Finder(const Step& step, Span all) : s(step), rows(all) {}
+
+  void find_block(int64_t begin, int64_t block) {
+    int64_t ids[kLanes];
+    for (int64_t i = 0; i < kLanes; ++i) ids[i] = id_of(s, std::min(begin + i, rows.end - 1));
+    if (is_element_sketch(s.first)) locate(s.first, ids, s.dim, first[block]);
+    if (is_element_sketch(s.second)) locate(s.second, ids, s.dim, second[block]);
+  }
+
+  INLINE void find(int64_t r, Row& row) {
+    const int64_t offset = r - rows.begin, lane = offset % kLanes, block = offset / kLanes % 2;
+    if (lane == 0) find_block(r, block);
+    row.number = r;
+    row.at = id_of(s, r) * s.dim;
+    row.first = {&first[block], lane};
+    row.second = {&second[block], lane};
+  }
+};
 
 INLINE void prefetch_row(const Step& s, int64_t r, Span columns) {
   const int64_t row_at = id_of(s, r) * s.dim;
@@ -37,16 +55,17 @@ INLINE void prefetch_row(const Step& s, int64_t r, Span columns) {
 }
 
 // Calls visit(row, next). With sketches by element rows come in ascending order, and what `next`
-// needs is best sent for a little at a time, while the work goes on: it is more than a processor
-// can have under way at once. Without them the order is free.
+// needs is prefetched a few columns at a time between the arithmetic: all of it at once is more
+// cache misses than a processor can have in flight. Without sketches the order is free.
 template <bool kHasSketches, typename Visit>
 INLINE void for_rows(const Step& s, Span rows, Span columns, Visit visit) {
   if constexpr (kHasSketches) {
     Row pair[2];
-    if (rows.begin < rows.end) find(s, rows.begin, pair[0]);
+    Finder finder(s, rows);
+    if (rows.begin < rows.end) finder.find(rows.begin, pair[0]);
     for (int64_t r = rows.begin; r < rows.end; ++r) {
       Row &row = pair[(r - rows.begin) % 2], &next = pair[(r - rows.begin + 1) % 2];
-      find(s, std::min(r + 1, rows.end - 1), next);
+      finder.find(std::min(r + 1, rows.end - 1), next);
       visit(row, next);
     }
   } else {
@@ -70,8 +89,8 @@ void add_rows(const Step& s) {
       const First first(s.first, row.first, row.at);
       const Second second(s.second, row.second, row.at);
       for_columns(columns.begin, columns.end, [&](int64_t c, int64_t count) ALWAYS {
-        first.expect(next.first, next.at, c);
-        second.expect(next.second, next.at, c);
+        first.prefetch_next(next.first, next.at, c);
+        second.prefetch_next(next.second, next.at, c);
         const Lanes x = load(g, kFloat32, c, count);
         first.add(c, count, x);
         second.add(c, count, x * x);
@@ -95,7 +114,7 @@ struct Applied {
       : rows(s.parameter), dtype(s.dtype), shrink(s.shrink), step_size(s.step_size), clip(s.clip),
         has_clip(s.has_clip && !s.is_ratio) {}
 
-  INLINE void expect(int64_t at) const { prefetch_one(rows, known_dtype<P>(dtype), at); }
+  INLINE void prefetch_next(int64_t at) const { prefetch_one(rows, known_dtype<P>(dtype), at); }
 
   INLINE void operator()(int64_t at, int64_t count, Lanes direction) const {
     if (has_clip) direction = clipped(direction, clip);
@@ -124,9 +143,9 @@ void update_rows(const Step& s) {
           has_row_values ? 1.0f / (std::sqrt(s.row_values[row.number]) / second_root + eps) : 1.0f;
       for_columns(columns.begin, columns.end, [&](int64_t c, int64_t count) ALWAYS {
         if constexpr (kHasSketches) {
-          first.expect(next.first, next.at, c);
-          second.expect(next.second, next.at, c);
-          apply.expect(next.at + c);
+          first.prefetch_next(next.first, next.at, c);
+          second.prefetch_next(next.second, next.at, c);
+          apply.prefetch_next(next.at + c);
         }
         const Lanes x = load(g, kFloat32, c, count);
         Lanes direction = first.move(c, count, x);
@@ -153,9 +172,9 @@ void update_rows_by_ratio(const Step& s) {
       const First first(s.first, row.first, row.at);
       const Second second(s.second, row.second, row.at);
       for_columns(columns.begin, columns.end, [&](int64_t c, int64_t count) ALWAYS {
-        first.expect(next.first, next.at, c);
-        second.expect(next.second, next.at, c);
-        apply.expect(next.at + c);
+        first.prefetch_next(next.first, next.at, c);
+        second.prefetch_next(next.second, next.at, c);
+        apply.prefetch_next(next.at + c);
         Lanes quotients[kMaxDepth], squares[kMaxDepth];
         first.read(c, count, quotients);
         second.read(c, count, squares);
@@ -264,11 +283,11 @@ void step_in_pieces(const Step& s) {
   };
   if (has_linear(s)) for_pieces(add);
   Moment before = s.second;
-  std::unique_ptr<char[]> table;
+  std::unique_ptr<char[]> counters;
   if (s.second.kind == kSketch && s.second.form == kConservative) {
     const int64_t bytes = s.second.depth * s.second.width * bytes_of(s.second.dtype);
-    table.reset(new char[bytes]);
-    before.data = std::memcpy(table.get(), s.second.data, bytes);
+    counters.reset(new char[bytes]);
+    before.data = std::memcpy(counters.get(), s.second.data, bytes);
   }
   for_pieces([&](const Step& piece) { update(piece, before); });
 }
@@ -280,11 +299,24 @@ extern "C" int32_t sketchoptim_abi() { return SKETCHOPTIM_ABI; }
 extern "C" void sketchoptim_hash(const int64_t* words, int32_t depth, int64_t width,
                                  const int64_t* ids, int64_t count, int64_t* buckets,
                                  float* signs) {
-  for (int32_t j = 0; j < depth; ++j)
-    for (int64_t i = 0; i < count; ++i) {
-      buckets[j * count + i] = bucket_of(words + 4 * j, ids[i], width);
-      signs[j * count + i] = sign_of(words + 4 * j, ids[i]);
+  for (int64_t i = 0; i < count; ++i) {
+    const uint64_t mixed = mix_id(ids[i]);
+    for (int32_t j = 0; j < depth; ++j) {
+      buckets[j * count + i] = bucket_of(words + 4 * j, mixed, width);
+      signs[j * count + i] = sign_of(words + 4 * j, mixed);
     }
+  }
+}
+
+extern "C" void sketchoptim_noise(uint32_t key, const int64_t* ids, int64_t count, int64_t dim,
+                                  uint32_t* result) {
+  for (int64_t i = 0; i < count; ++i) {
+    const uint32_t row_key = rounding_row_key(key, ids[i]);
+    for_columns(0, dim, [&](int64_t column, int64_t columns) ALWAYS {
+      const WordLanes bits = noise(row_key, column);
+      std::memcpy(result + i * dim + column, &bits, columns * sizeof(uint32_t));
+    });
+  }
 }
 
 extern "C" void sketchoptim_step(const Step* step) {

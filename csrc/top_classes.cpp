@@ -1,5 +1,5 @@
 // The best classes of a few queries, where the score of a class is combined from one bucket of each
-// hash row. Buckets are found by hashing, never stored, and a score is read for all queries at once.
+// hash row. Buckets are hashed, never stored, and a score is read for all queries at once.
 #include <algorithm>
 #include <cmath>
 #include <memory>
@@ -47,21 +47,22 @@ struct Best {
 
 INLINE int64_t class_at(const TopClasses& t, int64_t i) { return t.ids ? t.ids[i] : i; }
 
-// Where the scores of a few classes lie: found one round ahead, so that they are on their way when
-// they are needed.
+// Where the scores of a few classes lie: found and prefetched one round ahead.
 template <int64_t kVectors>
 struct Places {
   const float* at[kTogether][kMaxDepth];
 
   INLINE void find(const TopClasses& t, int64_t begin, int64_t classes) {
     constexpr int64_t columns = kVectors * kLanes;
-    for (int64_t c = 0; c < classes; ++c) {
-      const int64_t id = class_at(t, begin + c);
-      for (int32_t j = 0; j < t.members; ++j) {
-        const int64_t bucket = bucket_of(t.words + 4 * j, id, t.buckets);
-        const float* row = t.tables + (j * t.buckets + bucket) * columns;
-        for (int64_t v = 0; v < kVectors; ++v) __builtin_prefetch(row + v * kLanes);
-        at[c][j] = row;
+    uint64_t mixed[kTogether];
+    for (int64_t c = 0; c < classes; ++c) mixed[c] = mix_id(class_at(t, begin + c));
+    for (int32_t j = 0; j < t.members; ++j) {
+      int64_t rows[kTogether];
+      for (int64_t c = 0; c < classes; ++c)
+        rows[c] = j * t.buckets + bucket_of(t.words + 4 * j, mixed[c], t.buckets);
+      for (int64_t c = 0; c < classes; ++c) {
+        at[c][j] = t.tables + rows[c] * columns;
+        for (int64_t v = 0; v < kVectors; ++v) __builtin_prefetch(at[c][j] + v * kLanes);
       }
     }
   }
@@ -153,7 +154,8 @@ void run(const TopClasses& t) {
   }
   for (int64_t q = 0; q < t.queries; ++q) {
     std::vector<Found> all;
-    for (const auto& best : found) all.insert(all.end(), best->heaps[q].begin(), best->heaps[q].end());
+    for (const auto& best : found)
+      all.insert(all.end(), best->heaps[q].begin(), best->heaps[q].end());
     std::sort(all.begin(), all.end(), is_before);
     for (int64_t i = 0; i < t.k; ++i) {
       t.scores[q * t.k + i] = all[i].score;

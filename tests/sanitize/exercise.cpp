@@ -273,6 +273,15 @@ void check_that_a_nan_is_found(Work work) {
   REQUIRE(sketchoptim_inspect(work.pointed()) == 0);
 }
 
+void check_noise() {
+  const int64_t count = below(4), dim = 1 + below(40);
+  const Bytes ids(8 * count), found(4 * count * dim);
+  for (int64_t i = 0; i < count; ++i) ids.as<int64_t>()[i] = below(int64_t{1} << 32);
+  sketchoptim_noise(static_cast<uint32_t>(generator()), ids.as<int64_t>(), count, dim,
+                    found.as<uint32_t>());
+  for (int64_t i = 0; i < count * dim; ++i) REQUIRE(found.as<uint32_t>()[i] < (1u << 16));
+}
+
 void check_hash() {
   const int32_t depth = one_of<int32_t>({1, 3, kMaxDepth});
   const int64_t count = one_of<int64_t>({0, 1, 33}), width = one_of<int64_t>({1, 7, 1LL << 31});
@@ -350,6 +359,7 @@ int main(int arguments, char** argument) {
   for (long i = 0; i < steps; ++i) {
     generator.seed(static_cast<uint64_t>(i));
     check_hash();
+    check_noise();
     check_top_classes();
     check_step();
   }
