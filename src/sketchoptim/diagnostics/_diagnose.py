@@ -1,5 +1,6 @@
-"""The state of an optimizer at one moment: spread of mass, load and error of every sketch."""
+"""Gradients and moments of an optimizer as they are now: spread of mass, load and error."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -8,13 +9,13 @@ import torch
 from torch import Tensor
 
 from .._rows import row_chunks
-from ..moments import Moment, SketchedMoment
+from .._sketch import Sketch
+from .._torch_private import entries
+from ..moments import Moment, load_limit
 from ..moments._sketch_error import SketchError, estimate_error, occupied
+from ..optim._binding import live_moments
 from ..optim._names import named_parameters
-from ..optim._opened import opened_moments
 from ..optim.base import Group, Optimizer
-from ..storage import Memory, RowWise, Sketched, Storage
-from ._plan import described_storage
 from ._power_law import PowerLaw, power_law, power_law_of
 from ._text_table import text_table
 
@@ -23,7 +24,7 @@ Quantity = Literal["tensor", "gradient", "first", "second"]
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What was seen of one gradient or moment of one parameter; None where it does not apply."""
+    """What is known of one gradient or moment of one parameter; None where it does not apply."""
 
     parameter: str
     quantity: Quantity
@@ -31,23 +32,23 @@ class Finding:
     kept: str = ""
     """Where a moment lives; empty for a gradient or a tensor."""
     top_kept: float | None = None
-    """The share of the heaviest rows of the last look that still are among them."""
+    """The share of the earlier heaviest rows that are among the heaviest now."""
     occupied: float | None = None
     """The share of a sketch's buckets into which something was written, over all hash rows."""
     load: float | None = None
-    """Active rows a bucket a step: rows of the gradient there is now over the width."""
+    """Active rows per bucket per step: rows of the current gradient over the width."""
     limit: float | None = None
-    """The load above which a sketched first moment drowns: 2 / (1 - its decay)."""
+    """The load above which a sketched first moment is mostly collisions: 2 / (1 - its decay)."""
     error: SketchError | None = None
-    """What the sketch says of its own error."""
+    """The sketch's own estimate of its error."""
 
     @property
     def is_overflowing(self) -> bool:
-        """Whether the load is past the limit, where a first moment drowns in collisions."""
+        """Whether the load is above the limit of a first moment."""
         return self.load is not None and self.limit is not None and self.load > self.limit
 
     def scalars(self) -> dict[str, float]:
-        """The numbers there are, by name, for a log."""
+        """The numbers that apply, by name, for a log."""
         found = {
             "row_midpoint": self.power_law.row_midpoint,
             "element_midpoint": self.power_law.element_midpoint,
@@ -63,7 +64,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What was seen of an optimizer or a tensor; printing it gives a table."""
+    """The findings for an optimizer or a tensor; printing it gives a table."""
 
     findings: tuple[Finding, ...]
 
@@ -92,20 +93,20 @@ class Diagnosis:
 
 @torch.no_grad()
 def diagnose(subject: Optimizer | Tensor, *, since: Diagnosis | None = None) -> Diagnosis:
-    """What is to be known of an optimizer's gradients and moments, or of one tensor, as it stands.
+    """Findings on an optimizer's gradients and moments, or on one tensor, as they are now.
 
-    For each gradient there is now and for each moment: the share of rows, and of elements, that
-    holds half of the mass (small is good: `PowerLaw`), and the share of the 100 heaviest rows that
-    still are among them. For each sketch: how full it is, active rows a bucket a step (while there
-    is a gradient), whether that is past the limit of a first moment, and its own error, estimated
-    from the table alone (`estimate_error`).
+    For each current gradient and each moment: the share of rows, and of elements, that holds half
+    of the mass (small is good: `PowerLaw`), and the share of the earlier 100 heaviest rows that are
+    among them now. For each sketch: how full it is, active rows per bucket per step (while there is
+    a gradient), whether that is above the limit of a first moment, and its error, estimated from
+    the counters alone (`estimate_error`).
 
-    Goes over all rows in chunks: time grows with the parameters, memory does not, and nothing is
-    changed. `watch` does the same every so many steps of a run.
+    It reads all rows in chunks: time grows with the parameters, memory does not, and nothing
+    changes. `watch` calls it at regular intervals during a run.
 
     Args:
         subject: One of our optimizers, or a tensor of any shape, sparse or dense.
-        since: What an earlier call gave, to compare the heaviest rows with.
+        since: The result of an earlier call, to compare the heaviest rows with.
 
     >>> table = torch.nn.Embedding(10_000, 64, sparse=True)
     >>> optimizer = so.Adam([("table", table.weight)])
@@ -124,78 +125,78 @@ def diagnose(subject: Optimizer | Tensor, *, since: Diagnosis | None = None) -> 
         kind = type(subject).__name__
         raise TypeError(f"subject must be an optimizer of sketchoptim or a tensor, got {kind}")
     earlier = {} if since is None else {(it.parameter, it.quantity): it for it in since.findings}
-    return Diagnosis(tuple(_compared(it, earlier) for it in found))
+    return Diagnosis(tuple(_compare(it, earlier) for it in found))
 
 
 def _findings(optimizer: Optimizer) -> Iterator[Finding]:
     for name, parameter, group in named_parameters(optimizer):
         if not parameter.numel():
-            continue  # of which there is nothing to know
+            continue
         gradient = parameter.grad
         if gradient is not None:
             yield Finding(parameter=name, quantity="gradient", power_law=power_law(gradient))
         if not optimizer.state.get(parameter):
             continue
-        memory = optimizer._memory(parameter, group)
-        storages = optimizer.storages(group, memory)
-        for moment_name, moment in opened_moments(optimizer, parameter, group).items():
-            storage = storages[moment_name]
-            width = moment.sketch.width if isinstance(moment, SketchedMoment) else None
-            found = Finding(
-                parameter=name,
-                quantity=moment_name,
-                power_law=_law_of(moment, storage, parameter),
-                kept=described_storage(storage, width),
-            )
-            if isinstance(moment, SketchedMoment):
-                found = _with_sketch(found, moment, parameter)
-                if moment_name == "first":
-                    found = replace(found, limit=_limit(optimizer, group, memory))
-            yield found
+        for moment in live_moments(optimizer, parameter, group):
+            if moment is not None:
+                yield _of_moment(name, moment, optimizer, parameter, group)
 
 
-def _law_of(moment: Moment, storage: Storage, parameter: Tensor) -> PowerLaw:
-    is_by_row = isinstance(storage, RowWise) or (
-        isinstance(storage, Sketched) and storage.granularity == "row"
-    )
+def _of_moment(
+    name: str, moment: Moment, optimizer: Optimizer, parameter: Tensor, group: Group
+) -> Finding:
     dim = parameter.shape[1:].numel()
-    rows = row_chunks(parameter, dim=1 if is_by_row else dim)
+    rows = row_chunks(parameter, dim=1 if moment.granularity == "row" else dim)
     chunks = ((ids, moment.estimate(ids)) for _, ids in rows)
-    return power_law_of(chunks, rows=_rows(parameter), dim=dim)
+    found = Finding(
+        parameter=name,
+        quantity=moment.name,
+        power_law=power_law_of(chunks, rows=_row_count(parameter), dim=dim),
+        kept=moment.describe(),
+    )
+    if moment.sketch is None:
+        return found
+    found = _with_sketch(found, moment.sketch, parameter)
+    is_first = moment.name == "first"
+    return replace(found, limit=_limit(optimizer, parameter, group)) if is_first else found
 
 
-def _with_sketch(found: Finding, moment: SketchedMoment, parameter: Tensor) -> Finding:
-    sketch = moment.sketch
-    touched = _touched(parameter)
+def _with_sketch(found: Finding, sketch: Sketch, parameter: Tensor) -> Finding:
+    touched = _touched_rows(parameter)
     return replace(
         found,
         occupied=occupied(sketch),
         load=None if touched is None else touched / sketch.width,
-        error=estimate_error(sketch, _rows(parameter)),
+        error=estimate_error(sketch, _row_count(parameter)),
     )
 
 
-def _touched(parameter: Tensor) -> int | None:
-    """How many rows the gradient there is now moves."""
+def _touched_rows(parameter: Tensor) -> int | None:
+    """How many rows the current gradient moves; None without a gradient."""
     gradient = parameter.grad
     if gradient is None:
         return None
-    return int(gradient._indices()[0].unique().numel()) if gradient.is_sparse else _rows(parameter)
+    if not gradient.is_sparse:
+        return _row_count(parameter)
+    ids, _ = entries(gradient)
+    return int(ids.unique().numel())
 
 
-def _limit(optimizer: Optimizer, group: Group, memory: Memory) -> float | None:
-    average = optimizer._rule(group, 1, memory=memory, is_sparse=True).first
-    return None if average is None or average.decay == 1 else 2 / (1 - average.decay)
+def _limit(optimizer: Optimizer, parameter: Tensor, group: Group) -> float | None:
+    memory = optimizer.memory_in_force(parameter, group)
+    average = optimizer.rule(group, 1, memory=memory, is_sparse=True).first
+    limit = math.inf if average is None else load_limit(average.decay)
+    return limit if math.isfinite(limit) else None
 
 
-def _compared(found: Finding, earlier: Mapping[tuple[str, Quantity], Finding]) -> Finding:
+def _compare(found: Finding, earlier: Mapping[tuple[str, Quantity], Finding]) -> Finding:
     last = earlier.get((found.parameter, found.quantity))
     if last is None:
         return found
     return replace(found, top_kept=found.power_law.kept_since(last.power_law))
 
 
-def _rows(parameter: Tensor) -> int:
+def _row_count(parameter: Tensor) -> int:
     return parameter.shape[0] if parameter.dim() else 1
 
 

@@ -7,6 +7,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from .._validation import check_number, check_positive_int
+
 Numbers = Tensor | ArrayLike
 
 # Ranks of a class are within 10 % of one another, so that a billion rows make 200 classes.
@@ -15,10 +17,10 @@ _GROWTH = 1.1
 
 @dataclass(frozen=True)
 class RowFrequencies:
-    """Rows by falling frequency, in classes of about equal frequency: a histogram, not a list.
+    """Rows by decreasing frequency, in classes of about equal frequency: a histogram, not a list.
 
-    Row ``i`` of class ``k`` is what one id out of ``1 / shares[k]`` names. A billion rows take as
-    little room as a thousand, and equal tables are equal.
+    An id is a given row of class ``k`` with probability ``shares[k]``. A billion rows take hardly
+    more memory than a thousand, and equal tables compare equal.
 
     >>> text = RowFrequencies.zipf(793_471, exponent=1.0)
     >>> text.total_rows, round(text.exponent, 2), len(text.rows) < 200
@@ -28,7 +30,7 @@ class RowFrequencies:
     rows: tuple[int, ...]
     """Rows of each class, the most frequent class first; never-touched rows come last."""
     shares: tuple[float, ...]
-    """How likely an id names a given row of the class; over all rows they sum to 1."""
+    """The probability that an id is a given row of the class; over all rows they sum to 1."""
 
     def __post_init__(self) -> None:
         if not self.rows or len(self.rows) != len(self.shares):
@@ -45,8 +47,8 @@ class RowFrequencies:
     def exponent(self) -> float:
         """The Zipf exponent: minus the slope of log frequency over log rank, by least squares.
 
-        Classes have about equal widths in log rank, so that head and tail count alike; 0 means
-        uniform. Rows that were never seen do not enter.
+        Classes have about equal widths in log rank, so head and tail have equal weight; 0 means
+        uniform. Rows that were never seen do not count.
         """
         seen = [(rows, share) for rows, share in zip(self.rows, self.shares, strict=True) if share]
         counts = np.array([rows for rows, _ in seen], dtype=np.float64)
@@ -58,12 +60,10 @@ class RowFrequencies:
     @classmethod
     def zipf(cls, rows: int, *, exponent: float = 1.0) -> "RowFrequencies":
         """Frequencies proportional to ``rank ** -exponent``; 0 is uniform, text is near 1."""
-        if rows < 1:
-            raise ValueError(f"rows must be >= 1, got {rows}")
-        if not (math.isfinite(exponent) and exponent >= 0):
-            raise ValueError(f"exponent must be finite and >= 0, got {exponent}")
+        check_positive_int("rows", rows)
+        check_number("exponent", exponent)
         edges = _edges(rows)
-        # A sum over ranks is the integral between their midpoints, to a part in 10^3 from 10 on.
+        # From rank 10 on, a sum over ranks is the integral between midpoints, within 0.1 %.
         low, high = edges[:-1] + 0.5, edges[1:] + 0.5
         if exponent == 1:
             mass = np.log(high / low)
@@ -75,24 +75,24 @@ class RowFrequencies:
 
     @classmethod
     def of_counts(cls, counts: Numbers) -> "RowFrequencies":
-        """Frequencies as measured: ``counts[n]`` says how often each row was touched."""
+        """Measured frequencies: ``counts[rows]`` says how often each row was touched."""
         numbers = _numpy(counts).astype(np.float64)
         if numbers.ndim != 1 or not numbers.size:
             raise ValueError(f"counts must have shape [rows], got {list(numbers.shape)}")
         if not (np.isfinite(numbers).all() and (numbers >= 0).all() and numbers.any()):
             raise ValueError("counts must be finite, >= 0, and not all 0")
-        falling = np.sort(numbers)[::-1]
-        seen = int(np.count_nonzero(falling))
+        decreasing = np.sort(numbers)[::-1]
+        seen = int(np.count_nonzero(decreasing))
         edges = _edges(seen)
-        mass = np.add.reduceat(falling[:seen], edges[:-1])
+        mass = np.add.reduceat(decreasing[:seen], edges[:-1])
         sizes = np.diff(edges)
-        if seen < falling.size:
-            sizes, mass = np.append(sizes, falling.size - seen), np.append(mass, 0.0)
+        if seen < decreasing.size:
+            sizes, mass = np.append(sizes, decreasing.size - seen), np.append(mass, 0.0)
         return cls._of_mass(sizes, mass)
 
     @classmethod
     def of_ids(cls, ids: Numbers, *, rows: int) -> "RowFrequencies":
-        """Frequencies in a sample of ids, such as a corpus, of a table with so many rows."""
+        """Frequencies in a sample of ids, such as a corpus, of a table with `rows` rows."""
         numbers = _numpy(ids).ravel()
         if not np.issubdtype(numbers.dtype, np.integer) or not numbers.size:
             raise ValueError(f"ids must be whole numbers, at least one, got {numbers.dtype}")
@@ -108,7 +108,7 @@ class RowFrequencies:
 
 
 def _edges(rows: int) -> NDArray[np.int64]:
-    """Ranks at which classes begin, 0 first, and `rows` last: one by one, then by `_GROWTH`."""
+    """Ranks where classes begin, then `rows`: one rank each at first, then growing by `_GROWTH`."""
     edges = [0]
     while edges[-1] < rows:
         edges.append(min(rows, max(edges[-1] + 1, math.ceil(edges[-1] * _GROWTH))))

@@ -11,11 +11,10 @@ import torch
 
 from .. import moments
 from .._validation import check_count, check_flag, check_keys, check_tensor
-from ..moments import SketchedMoment
+from ..moments import Moment, Name, Table
 from ..moments._sketch_error import SketchError, estimate_error, occupied
-from ..optim._slot import parts
-from ..storage import Exact, Memory, Sketched
-from ._plan import described_storage
+from ..optim._state import parts_of
+from ..storage import PRESETS, Memory
 from ._text_table import text_table
 
 # what is no checkpoint makes the unpickler raise whatever its bytes happen to mean
@@ -187,33 +186,20 @@ def _moments_of(
     steps = check_count(f"step of {parameter}", state["step"])
     is_compressed = check_flag(f"is_compressed of {parameter}", state["is_compressed"])
     shape = _checked_shape(parameter, state)
-    names: tuple[moments.Name, ...] = ("first", "second")
+    kept = memory if is_compressed else PRESETS["exact"]
+    names: tuple[Name, ...] = ("first", "second")
     for name in names:
-        tensors = parts(state, name)
+        tensors = parts_of(state, name)
         if not tensors:
             continue
-        storage = getattr(memory, name) if is_compressed else Exact()
-        if storage is None:
-            raise ValueError(
-                f"{parameter} must have no {name} moment, as its group says, but has "
-                f"{sorted(tensors)}"
-            )
-        misfit = moments.misfit(storage, shape, tensors)
-        if misfit is not None:
-            raise ValueError(
-                f"the {name} moment of {parameter} must be kept as its group says, in {storage}, "
-                f"but {misfit}"
-            )
+        moment = _checked_moment(parameter, name, kept, shape, tensors)
         details: dict[str, Any] = {}
-        width = None
-        if isinstance(storage, Sketched):
-            moment = moments.open_moment(storage, name, tensors)
-            assert isinstance(moment, SketchedMoment)
-            width = moment.sketch.width
+        rows = shape[0] if shape else 1
+        if moment.sketch is not None and rows:
             details = {
-                "rows_per_bucket": shape[0] / width,
+                "rows_per_bucket": rows / moment.sketch.width,
                 "filled": occupied(moment.sketch),
-                "error": estimate_error(moment.sketch, shape[0]),
+                "error": estimate_error(moment.sketch, rows),
             }
         yield FoundMoment(
             where,
@@ -221,7 +207,30 @@ def _moments_of(
             tuple(shape),
             steps,
             name,
-            described_storage(storage, width),
+            moment.describe(),
             sum(tensor.nbytes for tensor in tensors.values()),
             **details,
         )
+
+
+def _checked_moment(
+    parameter: str, name: Name, memory: Memory, shape: torch.Size, tensors: dict[str, Any]
+) -> Moment:
+    """The moment over saved tensors, where they are what the memory says."""
+    storage = getattr(memory, name)
+    if storage is None:
+        raise ValueError(
+            f"{parameter} must have no {name} moment, as its group says, but has {sorted(tensors)}"
+        )
+    # The parameter's dtype is not in a checkpoint, and parts in that dtype may have any.
+    table = Table(shape, torch.float32, torch.device("cpu"), parameter)
+    mismatch = moments.state_mismatch(storage, name, table, tensors, is_live=False)
+    if mismatch is not None:
+        raise ValueError(
+            f"the {name} moment of {parameter} must be kept as its group says, in {storage}, "
+            f"but {mismatch}"
+        )
+    damage = moments.state_damage(storage, name, table, tensors)
+    if damage is not None:
+        raise ValueError(f"the {name} moment of {parameter} is damaged: {damage}")
+    return moments.open_moment(storage, name, tensors)

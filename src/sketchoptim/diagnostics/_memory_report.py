@@ -1,13 +1,14 @@
-"""Bytes of state by parameter and moment, beside what exact storage would take."""
+"""Bytes of state by parameter and moment, compared with those of exact storage."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from torch import Tensor
-
+from .. import moments
+from ..moments import Name, Table
 from ..optim._names import named_parameters
+from ..optim._state import parts_of
 from ..optim.base import Optimizer
-from ..storage import PRESETS
+from ..storage import PRESETS, Storage
 from ._text_table import text_table
 
 
@@ -64,7 +65,7 @@ class MemoryReport:
 def memory_report(optimizer: Optimizer | Iterable[Optimizer]) -> MemoryReport:
     """The bytes that the state of an optimizer takes now, or of several, by parameter and moment.
 
-    State is made when a parameter gets its first gradient: before that, it takes nothing.
+    A parameter gets its state with its first gradient; before that, its state takes no bytes.
     """
     several = list(optimizer) if isinstance(optimizer, Iterable) else [optimizer]
     for one in several:
@@ -73,23 +74,27 @@ def memory_report(optimizer: Optimizer | Iterable[Optimizer]) -> MemoryReport:
     return MemoryReport(tuple(found for one in several for found in _parameters(one)))
 
 
+def declared_bytes(storage: Storage, name: Name, table: Table, fill: float = 0.0) -> int:
+    """The bytes of a fresh moment, as its parts are declared."""
+    return sum(part.nbytes(table.dtype) for part in moments.declare(storage, name, table, fill))
+
+
 def _parameters(optimizer: Optimizer) -> Iterator[ParameterMemory]:
     for name, parameter, group in named_parameters(optimizer):
         state = optimizer.state.get(parameter, {})
         moment_bytes: dict[str, int] = {
-            moment: sum(
-                value.nbytes
-                for key, value in state.items()
-                if key.startswith(f"{moment}_") and isinstance(value, Tensor)
-            )
+            moment: sum(tensor.nbytes for tensor in parts_of(state, moment).values())
             for moment in optimizer.moment_names
         }
-        has_state = bool(state) or parameter.requires_grad
-        exact_moments = len(optimizer.storages(group, PRESETS["exact"])) if has_state else 0
+        exact_bytes = 0
+        if state or parameter.requires_grad:
+            table = Table(parameter.shape, parameter.dtype, parameter.device)
+            exact = optimizer.storages(group, PRESETS["exact"])
+            exact_bytes = sum(declared_bytes(exact[moment], moment, table) for moment in exact)
         yield ParameterMemory(
             name=name,
             shape=tuple(parameter.shape),
             parameter_bytes=parameter.nbytes,
             moment_bytes=moment_bytes,
-            exact_bytes=parameter.nbytes * exact_moments,
+            exact_bytes=exact_bytes,
         )

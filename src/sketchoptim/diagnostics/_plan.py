@@ -1,4 +1,4 @@
-"""A plan: where every parameter's moments will live, what they will take, how far off they are."""
+"""A plan: where every parameter's moments will live, their bytes, and their predicted error."""
 
 import dataclasses
 import json
@@ -9,15 +9,12 @@ from typing import Any
 from torch import nn
 
 from .._parsing import checked_table, parsed
-from ..storage import Exact, Memory, RankOne, RowWise, Sketched, Storage, TopSingular
+from ..storage import Memory
 from ._memory_report import MemoryReport, ParameterMemory
 from ._prediction import PredictedError
 from ._shapes import trained_parameters
 from ._text_table import text_table
 
-_WORDS: dict[type, str] = {
-    Exact: "exact", RowWise: "one a row", RankOne: "rank one", TopSingular: "top singular",
-}  # fmt: skip
 _REMEDY = "a plan is what Plan.to_json() writes"
 _LEGEND = """\
 Zipf: the exponent of row frequencies. Error: what collisions add to the second moment v of the rows
@@ -155,7 +152,8 @@ class Plan(MemoryReport):
             if p.error is not None:
                 errors = (f"{p.error.relative:.2%}", f"{p.error.median:.0%}")
             sizes = (f"{p.state_bytes:,}", f"{share:.3%}", exponent, *errors)
-            lines.append((p.name, shape, described(p.memory), p.reason, *sizes))
+            kept = "exact" if p.memory is None else p.memory.describe()
+            lines.append((p.name, shape, kept, p.reason, *sizes))
         totals = (f"{self.state_bytes:,}", f"{self.ratio:.3%}", "", "", "")
         lines.append(("total", "", "", f"of {self.budget_bytes:,} allowed", *totals))
         return f"{text_table(lines, left=4)}\n{_LEGEND}"
@@ -171,22 +169,3 @@ def _built(key: str, value: object, where: str) -> Memory | PredictedError | Non
         return Memory.from_dict(value)  # type: ignore[arg-type]  # which it checks
     except (TypeError, ValueError) as error:
         raise ValueError(f"{where}: {error}") from None
-
-
-def described(memory: Memory | None) -> str:
-    """A memory in a few words: "v by row, 3 x 1,386"."""
-    if memory is None:
-        return "exact"
-    kept = [("m", memory.first), ("v", memory.second)]
-    words = [
-        f"{name} {described_storage(storage)}" for name, storage in kept if storage is not None
-    ]
-    return ", ".join(words) or "nothing"
-
-
-def described_storage(storage: Storage, width: int | None = None) -> str:
-    """A storage in a few words; the width is what a ratio came to, or what folding left."""
-    if isinstance(storage, Sketched):
-        width = storage.width if width is None else width
-        return f"by {storage.granularity}, {storage.depth} x {width:,}"
-    return _WORDS[type(storage)]

@@ -1,28 +1,29 @@
-"""From a budget to a storage for each table, with its bytes and its error told beforehand."""
+"""From a budget to a storage for each table, with its bytes and its error predicted."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..moments import Name
-from ..optim import SGD, Adagrad, Adam, AdamW, RMSprop
-from ..storage import Granularity, Storage
+from ..optim import OPTIMIZERS, Optimizer
+from ..storage import PRESETS, Granularity, Storage
 from ._frequencies import RowFrequencies
 from ._ladder import Finest, Ladder, Offer
 from ._plan import Plan
 from ._prediction import Workload
 from ._shapes import ParameterShape, Source, parameter_shapes
 
-OptimizerName = Literal["Adam", "AdamW", "RMSprop", "Adagrad", "SGD"]
+if TYPE_CHECKING:
+    OptimizerName = str
+else:  # the choices that the command line offers
+    OptimizerName = Literal[tuple(OPTIMIZERS)]
 
-_OPTIMIZERS = {kind.__name__: kind for kind in (Adam, AdamW, RMSprop, Adagrad, SGD)}
-_DECAYS = {"Adam": 0.999, "AdamW": 0.999, "RMSprop": 0.99, "Adagrad": 1.0, "SGD": 0.0}
 _ZIPF, _IDS_PER_STEP = 1.0, 4096
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
@@ -32,7 +33,7 @@ def plan(
     model_or_shapes: Source,
     budget: int | float | str,
     *,
-    optimizer: OptimizerName | None = None,
+    optimizer: str | None = None,
     tables: Iterable[str | Tensor] | None = None,
     counts: Mapping[str, Any] | None = None,
     ids: Mapping[str, Any] | None = None,
@@ -45,42 +46,42 @@ def plan(
     beta2: float | None = None,
     steps: int = 10_000,
 ) -> Plan:
-    """The storage of each table that fits the budget with the least error, both told beforehand.
+    """A storage for each table: those that fit the budget with the least predicted error.
 
-    Parameters with dense gradients are kept exact and counted. Each table gets a conservative
-    count-min sketch without a first moment, as the preset "lean", in a width of its own, up to that
-    of lean. Bytes go where they lower the sum of the tables' predicted relative errors most: tables
-    whose rows are about equally frequent get more than skewed ones.
+    Parameters with dense gradients are kept exact, and their bytes count. Each table gets a
+    conservative count-min sketch and no first moment, as in the preset "lean", with its own width,
+    at most that of lean. Bytes go where they reduce the sum of the tables' predicted relative
+    errors most: tables whose rows are about equally frequent get more than skewed ones.
 
-    A smaller error of v is not a better model by itself. Collisions shorten the steps of rare rows,
-    so each plan wants a learning rate of its own, and wherever it was measured, tables wider than
-    the default, up to arrays without collisions, trained no better (`docs/results.md`). So what a
-    budget has beyond that is left, unless `finest` asks for it. An array decays a row only when it
-    is touched, as SparseAdam does, where a sketch decays as a whole in each step: that changes how
-    far rare rows step as well, and is no part of the error.
+    A smaller error of v does not mean a better model. Collisions shorten the steps of rare rows, so
+    the best learning rate differs from plan to plan, and in all measurements so far, sketches wider
+    than the default, up to arrays without collisions, trained no better (`docs/results.md`).
+    So the plan leaves the rest of a larger budget unused unless `finest` says otherwise. An array
+    decays a row only when it is touched, as SparseAdam does, while a sketch decays as a whole in
+    each step: that too changes the steps of rare rows, and is not part of the error.
 
     Args:
         model_or_shapes: A model, also on the meta device; an optimizer; (name, shape) pairs; or a
             TOML or JSON file with a list of ``tables`` and one of ``dense`` parameters, each with
-            ``name`` and ``shape``, and for a table maybe ``zipf``, ``counts`` or ``ids_per_step``.
-        budget: Bytes for the whole state: an int, or "200MB", "1.5GiB"; or a share of what exact
-            state takes: a float up to 1, or "5%".
-        optimizer: "Adam" unless an optimizer was given, which also tells its decay and what its
-            second moment starts from.
+            ``name`` and ``shape``; a table may also have ``zipf``, ``counts`` or ``ids_per_step``.
+        budget: Bytes for the whole state: an int, or "200MB", "1.5GiB"; or a share of the exact
+            state: a float up to 1, or "5%".
+        optimizer: The name of one of our optimizers; "SGD" is planned with momentum. By default the
+            given optimizer, with its own options, or else "Adam".
         tables: The parameters to compress, or their names, instead of those with sparse gradients.
         counts: By table, how often each row is touched, ``[rows]``.
         ids: By table, a sample of the ids that training looks up, such as a corpus.
-        zipf: Where nothing was measured, the exponent of row frequencies: 0 is uniform, text is 1.
+        zipf: The exponent of row frequencies where they are not measured: 0 is uniform, text is 1.
         ids_per_step: Ids looked up in a step, repeated ones included.
         granularity: "row" keeps the mean over a row, "element" a number for each column.
-        finest: What no table gets more than: "default", the width of a `Sketched` without options,
-            which is a counter for 8 rows, or for 5 elements; or "array", a number for each, which
-            tables of up to 1,024 rows may have in any case.
-        first: A storage for the tables' first moment, which are without one by default.
-        fold_when: Lets sketches start at the plan's widths, and halve while training as long as
-            their own error stays below this bound (`Sketched`).
-        beta2: Decay of the second moment; that of the optimizer, or its default, if None.
-        steps: Of training, for which errors are predicted.
+        finest: The upper limit for every table: "default", the width of a `Sketched` without
+            options, which is a counter for 8 rows, or for 5 elements; or "array", a number for
+            each. Tables of up to 1,024 rows may always have an array.
+        first: A storage for the tables' first moment; by default they have none.
+        fold_when: Lets sketches halve while training as long as their estimated error stays below
+            this bound (`Sketched`); they start at the plan's widths.
+        beta2: Decay of the second moment; by default that of the optimizer.
+        steps: Training steps after which errors are predicted.
 
     >>> shapes = [("embedding", (33_278, 256)), ("softmax", (33_278, 256))]
     >>> chosen = plan(shapes, "50KB")
@@ -91,24 +92,24 @@ def plan(
     ...
     ValueError: budget must be at least 704 bytes for these shapes, got 100
     """
-    kind = _kind(model_or_shapes, optimizer)
+    example = _example_optimizer(model_or_shapes, optimizer)
     parameters = parameter_shapes(model_or_shapes, tables)
     offer = Offer(
-        names=_moment_names(model_or_shapes, kind),
+        names=_moment_names(model_or_shapes, example),
         granularity=granularity,
         first=first,
         fold_when=fold_when,
         finest=finest,
-        fill=_option(model_or_shapes, "initial_accumulator_value", 0.0),
+        fill=example.fill(example.param_groups[0]),
     )
     allowed = budget_bytes(budget, sum(map(offer.exact_bytes, parameters)))
-    decay = _decay(model_or_shapes, kind) if beta2 is None else beta2
+    decay = _decay(example) if beta2 is None else beta2
     known = _Known(counts or {}, ids or {}, zipf, ids_per_step, decay, steps)
     known.check(parameters)
     ladders = [Ladder.of(parameter, offer, known.workload(parameter)) for parameter in parameters]
-    chosen = _allocated(ladders, allowed)
-    planned = (ladder.planned(rung) for ladder, rung in zip(ladders, chosen, strict=True))
-    return Plan(tuple(planned), kind, allowed)
+    chosen = _allocate(ladders, allowed)
+    planned = (ladder.plan_at(rung) for ladder, rung in zip(ladders, chosen, strict=True))
+    return Plan(tuple(planned), type(example).__name__, allowed)
 
 
 def budget_bytes(budget: int | float | str, exact_bytes: int) -> int:
@@ -148,7 +149,7 @@ def budget_bytes(budget: int | float | str, exact_bytes: int) -> int:
 
 @dataclass(frozen=True)
 class _Known:
-    """What is known of how training touches rows, by table or for all tables."""
+    """How training touches rows, by table or for all tables."""
 
     counts: Mapping[str, Any]
     ids: Mapping[str, Any]
@@ -173,7 +174,7 @@ class _Known:
             return None
         per_step = parameter.ids_per_step
         if per_step is None:
-            per_step = _named(self.ids_per_step, parameter.name, _IDS_PER_STEP)
+            per_step = _for_table(self.ids_per_step, parameter.name, _IDS_PER_STEP)
         return Workload(
             frequencies=self._frequencies(parameter),
             ids_per_step=per_step,
@@ -190,19 +191,20 @@ class _Known:
         elif table.frequencies is not None:
             found = table.frequencies
         else:
-            found = RowFrequencies.zipf(rows, exponent=_named(self.zipf, table.name, _ZIPF))
+            found = RowFrequencies.zipf(rows, exponent=_for_table(self.zipf, table.name, _ZIPF))
         if found.total_rows != rows:
             raise ValueError(
-                f"counts of {table.name!r} must be {rows:,}, one a row, got {found.total_rows:,}"
+                f"counts of {table.name!r} must be {rows:,}, one per row, got {found.total_rows:,}"
             )
         return found
 
 
-def _allocated(ladders: Sequence[Ladder], allowed: int) -> list[int]:
-    """A rung for each ladder: what lowers the summed error most for its bytes goes first."""
-    smallest = sum(ladder.bytes[0] for ladder in ladders)
+def _allocate(ladders: Sequence[Ladder], allowed: int) -> list[int]:
+    """A rung for each ladder: what reduces the summed error most for its bytes goes first."""
+    bytes_at = [ladder.state_bytes for ladder in ladders]
+    smallest = sum(sizes[0] for sizes in bytes_at)
     if smallest > allowed:
-        dense = sum(ladder.bytes[0] for ladder in ladders if ladder.memories[0] is None)
+        dense = sum(ladder.state_bytes[0] for ladder in ladders if ladder.rungs[0].memory is None)
         remedy = (
             f"; {dense:,} of them are exact state of parameters with dense gradients: "
             "name large ones as tables to compress them"
@@ -212,10 +214,10 @@ def _allocated(ladders: Sequence[Ladder], allowed: int) -> list[int]:
         raise ValueError(
             f"budget must be at least {smallest:,} bytes for these shapes, got {allowed:,}{remedy}"
         )
-    if sum(ladder.bytes[-1] for ladder in ladders) <= allowed:
-        return [len(ladder.bytes) - 1 for ladder in ladders]
+    if sum(sizes[-1] for sizes in bytes_at) <= allowed:
+        return [len(sizes) - 1 for sizes in bytes_at]
     chosen, left = [0] * len(ladders), allowed - smallest
-    sizes = [np.array(ladder.bytes, dtype=np.float64) for ladder in ladders]
+    sizes = [np.array(sizes, dtype=np.float64) for sizes in bytes_at]
     errors = [ladder.errors() for ladder in ladders]
     while True:
         best_gain, best = 0.0, None
@@ -227,41 +229,54 @@ def _allocated(ladders: Sequence[Ladder], allowed: int) -> list[int]:
         if best is None:
             return chosen
         number, rung = best
-        left -= ladders[number].bytes[rung] - ladders[number].bytes[chosen[number]]
+        left -= bytes_at[number][rung] - bytes_at[number][chosen[number]]
         chosen[number] = rung
 
 
-def _kind(source: Source, optimizer: str | None) -> str:
-    if optimizer is None:
-        is_optimizer = isinstance(source, torch.optim.Optimizer)
-        optimizer = type(source).__name__ if is_optimizer else "Adam"
-        optimizer = {"SparseAdam": "Adam"}.get(optimizer, optimizer)
-    names = {name.lower(): name for name in _OPTIMIZERS}  # recipes write them small
-    found = names.get(str(optimizer).lower())
-    if found is None:
-        raise ValueError(f"optimizer must be one of {list(_OPTIMIZERS)}, got {optimizer!r}")
-    return found
-
-
-def _moment_names(source: Source, kind: str) -> tuple[Name, ...]:
-    if kind == "SGD" and isinstance(source, torch.optim.Optimizer):
-        has_momentum = any(group.get("momentum") for group in source.param_groups)
-        return SGD.moment_names if has_momentum else ()
-    return _OPTIMIZERS[kind].moment_names
-
-
-def _decay(source: Source, kind: str) -> float:
-    """The decay of the second moment that an optimizer has, or would have."""
-    betas = _option(source, "betas", (None, _DECAYS[kind]))
-    return float(_option(source, "alpha", betas[1]))
-
-
-def _option(source: Source, name: str, otherwise: Any) -> Any:
-    """An option of a given optimizer."""
+def _example_optimizer(source: Source, name: str | None) -> Optimizer:
+    """The optimizer to plan for: the given one, or one of the kind with the options it has."""
+    if isinstance(source, Optimizer) and name in (None, type(source).__name__):
+        return source
+    nothing = nn.Parameter(torch.empty(0, device="cpu"))
+    example = _kind(source, name)([nothing], memory=PRESETS["exact"])
     if isinstance(source, torch.optim.Optimizer):
-        return source.param_groups[0].get(name, otherwise)
-    return otherwise
+        (defaults,) = example.param_groups
+        shared = defaults.keys() & source.defaults.keys() - {"memory"}
+        example.param_groups = [
+            {**defaults, **{option: group[option] for option in shared if option in group}}
+            for group in source.param_groups
+        ]
+    return example
 
 
-def _named(given: Any, name: str, otherwise: Any) -> Any:
+def _kind(source: Source, name: str | None) -> type[Optimizer]:
+    if name is None and isinstance(source, torch.optim.Optimizer):
+        for kind in OPTIMIZERS.values():
+            if type(source) in kind.torch_twins:
+                return kind
+        name = type(source).__name__
+    names = {known.lower(): known for known in OPTIMIZERS}  # recipes write them in lower case
+    found = names.get(str(name or "Adam").lower())
+    if found is None:
+        raise ValueError(f"optimizer must be one of {list(OPTIMIZERS)}, got {name!r}")
+    return OPTIMIZERS[found]
+
+
+def _moment_names(source: Source, example: Optimizer) -> tuple[Name, ...]:
+    """The moments that a given optimizer keeps; all of the algorithm where none is given."""
+    if not isinstance(source, torch.optim.Optimizer):
+        return example.moment_names
+    exact = PRESETS["exact"]
+    kept = {name for group in example.param_groups for name in example.storages(group, exact)}
+    return tuple(name for name in example.moment_names if name in kept)
+
+
+def _decay(example: Optimizer) -> float:
+    """The decay of the second moment; 0 where the algorithm has none."""
+    group = example.param_groups[0]
+    rule = example.rule(group, 1, memory=PRESETS["exact"], is_sparse=True)
+    return 0.0 if rule.second is None else rule.second.decay
+
+
+def _for_table(given: Any, name: str, otherwise: Any) -> Any:
     return given.get(name, otherwise) if isinstance(given, Mapping) else given

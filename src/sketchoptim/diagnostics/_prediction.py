@@ -1,16 +1,16 @@
-"""How far a sketched second moment will be off, told before training from row frequencies alone.
+"""The error of a sketched second moment, predicted before training from row frequencies alone.
 
-A sketch in small is run over made-up gradients: as many buckets as tell the answer, and of every
-class of rows as many as fall into them. What it needs to know of gradients is a law that holds on
-real models (`benchmarks/prediction.py`): over a training run, a row's squared gradients are nearly
-in proportion to how often it occurs. A row that occurs ``c`` times in a step, ``r`` times in the
-mean, has
+A small sketch is simulated on synthetic gradients: it has a share of the buckets, and the same
+share of the rows of every class. The gradients follow a distribution that fits real models
+(`experiments/studies/prediction.py`): over a training run, a row's squared gradients are nearly
+proportional to how often it occurs. A row that occurs ``c`` times in a step, with expectation
+``r``, has
 
     g ~ normal(0, u(r) * (s_1 + ... + s_c)) in each column,   s lognormal with mean 1,
 
-where ``s``, how much there was to learn, differs by orders of magnitude from one occurrence to the
-next, and ``u(r)`` departs from proportion by small powers: rarer rows are less well learned, and
-the gradients that a frequent row gets in one step are alike, so that they add up.
+where ``s``, the squared gradient of one occurrence, varies by orders of magnitude, and ``u(r)``
+corrects the proportion by small powers: rare rows are less well learned, and the gradients that a
+frequent row gets in one step are correlated, so that they add up.
 """
 
 import functools
@@ -21,34 +21,35 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from .._validation import check_positive_int
 from ..storage import Sketched
 from ._frequencies import RowFrequencies
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-# Chosen on WikiText-2, seeds 0 to 2: the spread of the logarithm of s, and the powers of the rate
-# by which u(r) grows towards rare rows, and towards those that occur more than once a step.
-_SPREAD, _RARER, _ALIKE = 2.0, 0.05, 0.07
-# What a simulation is made of: steps it is cut into, of which the last are looked at, and touches
-# of a row in all of them together, about.
-_STEPS, _LOOKED_AT = 512, 64
+# Fitted on WikiText-2, seeds 0 to 2: the standard deviation of log(s), and the powers of r by which
+# u(r) grows towards rare rows, and towards those that occur more than once per step.
+_SPREAD, _RARER, _CORRELATED = 2.0, 0.05, 0.07
+# Steps of a simulation, of which the last ones are measured, and about how many touches of a row
+# all of them have together.
+_STEPS, _MEASURED_STEPS = 512, 64
 _TOUCHES = 1 << 16
 _FEWEST_BUCKETS = 8
-# Where nothing is forgotten, relative errors hardly change any more after so many steps.
+# Without decay, relative errors hardly change after this many steps.
 _LONGEST = 16 * _STEPS
-# Rows that occur about once a step or more are drawn one by one, all others as events.
+# Rows that occur at least this often per step are drawn one by one, all others as events.
 _HOT = 0.5
 
 
 @dataclass(frozen=True)
 class PredictedError:
-    """How far estimates of the second moment are off, over the rows that a step touches."""
+    """The error of the second moment's estimates, over the rows that a step touches."""
 
     relative: float
     """``l2 norm of (estimate - truth) / l2 norm of the truth``; frequent rows weigh most."""
     median: float
-    """The middle of ``(estimate - truth) / truth`` over rows; rare rows weigh most."""
+    """The median of ``(estimate - truth) / truth`` over rows; rare rows weigh most."""
 
 
 NO_ERROR = PredictedError(0.0, 0.0)
@@ -56,13 +57,13 @@ NO_ERROR = PredictedError(0.0, 0.0)
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What training does to a table.
+    """How training touches a table.
 
     Args:
         frequencies: Of the table's rows.
         ids_per_step: Ids that a step looks up, repeated ones included.
-        decay: beta2 of Adam; 1 where nothing is forgotten, as in Adagrad.
-        steps: Of training; those before the last ``2 / (1 - decay)`` are forgotten.
+        decay: beta2 of Adam; 1 for a sum without decay, as in Adagrad.
+        steps: Training steps; only the last ``2 / (1 - decay)`` of them matter.
     """
 
     frequencies: RowFrequencies
@@ -71,26 +72,24 @@ class Workload:
     steps: int
 
     def __post_init__(self) -> None:
-        for name in ("ids_per_step", "steps"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name} must be a whole number >= 1, got {value!r}")
+        check_positive_int("ids_per_step", self.ids_per_step)
+        check_positive_int("steps", self.steps)
         if not 0 <= self.decay <= 1:
             raise ValueError(f"decay, which is beta2, must be in [0, 1], got {self.decay}")
 
 
 class _System(NamedTuple):
-    """The sketch in small: classes of rows, and the buckets that they share."""
+    """The small sketch: classes of rows, and the buckets that they share."""
 
     rows: Ints
     occurrences: Floats
-    """Of one row of the class in a step."""
+    """Of one row of the class, expected per step."""
     energies: Floats
-    """That one occurrence brings, in the mean."""
+    """The expected squared gradient of one occurrence."""
     weights: Floats
-    """Rows that the class stands for, of those that one step of the whole table touches."""
+    """Rows that the class represents, of those that one step touches in the whole table."""
     squares: Floats
-    """The same where squares of the truth are summed, since a class may stand for unequal rows."""
+    """The weights for sums of squared truths: a class may represent rows of unequal frequency."""
     buckets: int
 
 
@@ -98,18 +97,19 @@ class _System(NamedTuple):
 def predicted_error(
     storage: Sketched, workload: Workload, *, dim: int, seed: int = 0
 ) -> PredictedError:
-    """The error of a second moment in such a sketch at the end of training, from collisions alone.
+    """The error that collisions cause in a sketched second moment at the end of training.
 
-    The truth is the same moment, in the same granularity, kept without collisions. Takes tens of
-    milliseconds for a table of any size. On WikiText-2 it is within a factor of 2 of what training
-    measures (`benchmarks/prediction.py`), and of sketches that are run on the gradients it assumes
+    The truth is the same moment in the same granularity without collisions. A prediction takes tens
+    of milliseconds for a table of any size. It is within a factor of 2 of the error measured in
+    training on WikiText-2 (`experiments/studies/prediction.py`), and of that of sketches on the
+    gradients it assumes
     (`tests/diagnostics/test_prediction.py::test_a_prediction_is_within_a_factor_of_2_of_a_run`).
 
     Args:
         storage: Where the second moment lives; ``decay="linear"``.
-        workload: What training does to the table.
+        workload: How training touches the table.
         dim: Columns of the table.
-        seed: Of the made-up gradients.
+        seed: Of the synthetic gradients.
 
     >>> text = RowFrequencies.zipf(33_278)
     >>> workload = Workload(frequencies=text, ids_per_step=1120, decay=0.999, steps=1000)
@@ -119,30 +119,31 @@ def predicted_error(
     """
     if storage.decay != "linear":
         raise ValueError(f'storage must have decay="linear" to be predicted, got {storage.decay!r}')
-    depth, width, columns = storage.table_shape(workload.frequencies.total_rows, dim)
+    depth, width, columns = storage.counters_shape(workload.frequencies.total_rows, dim)
     decay = float(workload.decay)
     remembered = min(workload.steps, _LONGEST if decay == 1 else math.ceil(2 / (1 - decay)))
     merged = max(1, math.ceil(remembered / _STEPS))
-    system = _scaled_down(workload, width, merged, dim)
+    system = _small_system(workload, width, merged, dim)
     random = np.random.default_rng(seed)
     step, row, energy = _touches(system, -(-remembered // merged), merged, random)
-    averaged = dim // columns  # elements a number stands for
-    energy *= random.chisquare(averaged, energy.size) / averaged
+    elements = dim // columns  # the elements that one counter averages
+    energy *= random.chisquare(elements, energy.size) / elements
     growth = decay ** (-merged * step)
-    return _measured(storage, system, depth, step, row, energy * growth, random)
+    return _simulate(storage, system, depth, step, row, energy * growth, random)
 
 
 def occurrence_energy(occurrences: Floats, *, dim: int) -> Floats:
-    """``u(r)``: the energy, in the mean, of one occurrence of a row that has ``r`` in a step.
+    """``u(r)``: the expected squared gradient of one of the ``r`` occurrences of a row per step.
 
-    Numbers, such as biases, do not add up as vectors do: those of a frequent row cancel.
+    The gradients of single numbers, such as biases, do not add up as those of vectors do: those of
+    a frequent row cancel.
     """
-    alike = _ALIKE if dim > 1 else -_RARER
-    return np.where(occurrences > 1, occurrences**alike, occurrences**-_RARER)
+    power = _CORRELATED if dim > 1 else -_RARER
+    return np.where(occurrences > 1, occurrences**power, occurrences**-_RARER)
 
 
-def _scaled_down(workload: Workload, width: int, merged: int, dim: int) -> _System:
-    """Fewer buckets, with as many rows of every kind in each; hot rows of a kind become one."""
+def _small_system(workload: Workload, width: int, merged: int, dim: int) -> _System:
+    """Fewer buckets with the same load; classes with less than one row left are merged."""
     occurrences = np.array(workload.frequencies.shares) * workload.ids_per_step
     rows = np.array(workload.frequencies.rows, dtype=np.float64)[occurrences > 0]
     occurrences = occurrences[occurrences > 0]
@@ -151,7 +152,7 @@ def _scaled_down(workload: Workload, width: int, merged: int, dim: int) -> _Syst
     share = _TOUCHES / (_STEPS * (rows * -np.expm1(-occurrences * merged)).sum())
     share = min(1.0, max(share, _FEWEST_BUCKETS / width))
     kept: list[tuple[int, float, float, float, float]] = []
-    # rows in small, their occurrences and the energy of these, touched rows, their squared truths
+    # Sums over classes: rows, their occurrences, energy of these, touched rows, squared truths.
     pending = np.zeros(5)
     columns = (rows * share, occurrences, occurrences * energies, touched)
     for size, rate, truth, weight in zip(*columns, strict=True):
@@ -169,7 +170,7 @@ def _scaled_down(workload: Workload, width: int, merged: int, dim: int) -> _Syst
 def _touches(
     system: _System, steps: int, merged: int, random: np.random.Generator
 ) -> tuple[Ints, Ints, Floats]:
-    """Every touch of a row in order of time: its step, its row, its gradient's mean square."""
+    """Every touch of a row, ordered by step: its step, its row, its gradient's mean square."""
     rates = system.occurrences * merged
     first = np.cumsum(system.rows) - system.rows
     hot = rates >= _HOT
@@ -188,7 +189,7 @@ def _touches(
     step = np.concatenate([hot_steps, keys // total])
     row = np.concatenate([hot_rows[at], keys % total])
     count = np.concatenate([hot_counts[hot_steps, at], cold_counts]).astype(np.float64)
-    # a sum of lognormals is about lognormal, with the variance of one over their number
+    # A sum of lognormals is nearly lognormal; its relative variance is that of one over the count.
     variance = np.log1p(math.expm1(_SPREAD**2) / count)
     energy = count * random.lognormal(-variance / 2, np.sqrt(variance))
     energy *= np.repeat(system.energies, system.rows)[row]
@@ -196,7 +197,7 @@ def _touches(
     return step[order], row[order], energy[order]
 
 
-def _measured(
+def _simulate(
     storage: Sketched,
     system: _System,
     depth: int,
@@ -205,12 +206,12 @@ def _measured(
     energy: Floats,
     random: np.random.Generator,
 ) -> PredictedError:
-    """Runs the sketch over the touches, whose energies grow in place of a table that decays."""
+    """The error of a sketch that took the touches; energies grow instead of counters that decay."""
     touched, position = np.unique(row, return_inverse=True)
     kinds = np.searchsorted(np.cumsum(system.rows), touched, side="right")
     at = random.integers(0, system.buckets, (depth, touched.size))
     at += np.arange(depth)[:, None] * system.buckets
-    table, truth = np.zeros(depth * system.buckets), np.zeros(touched.size)
+    counters, truth = np.zeros(depth * system.buckets), np.zeros(touched.size)
     steps = int(step[-1]) + 1 if step.size else 0
     ends = np.searchsorted(step, np.arange(steps), side="right")
     seen: list[tuple[Ints, Floats, Floats]] = []
@@ -218,16 +219,18 @@ def _measured(
         rows, added = position[start:end], energy[start:end]
         buckets = at[:, rows]
         if storage.conservative:
-            np.maximum.at(table, buckets.ravel(), np.tile(table[buckets].min(0) + added, depth))
+            targets = counters[buckets].min(0) + added
+            np.maximum.at(counters, buckets.ravel(), np.tile(targets, depth))
         else:
-            np.add.at(table, buckets.ravel(), np.tile(added, depth))
+            np.add.at(counters, buckets.ravel(), np.tile(added, depth))
         truth[rows] += added
-        if number >= steps - _LOOKED_AT:
-            seen.append((kinds[rows], table[buckets].min(0), truth[rows]))
+        if number >= steps - _MEASURED_STEPS:
+            seen.append((kinds[rows], counters[buckets].min(0), truth[rows]))
     if not seen:
         return NO_ERROR
     kind, estimate, exact = (np.concatenate(parts) for parts in zip(*seen, strict=True))
-    # A small system, and steps merged into one, touch more of the rare rows than a real step.
+    # Merged steps of a small system touch more of the rare rows than a real step, so rows have
+    # weights.
     found = np.bincount(kind, minlength=system.rows.size)
     weight, square = (
         (weights / np.maximum(found, 1))[kind] for weights in (system.weights, system.squares)

@@ -1,46 +1,46 @@
-"""The exact moment beside the compressed one: how wrong each way of keeping it is, step by step."""
+"""Exact moments kept next to compressed ones while training: the error of each storage by step."""
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .. import _hashing, moments
+from .. import moments
 from .._rows import Rows, of_gradient, row_chunks
-from ..moments import Average, Moment, Name, Table
-from ..optim._names import named_parameters
-from ..optim._opened import opened_moments
+from .._sketch import SMALLEST_SCALE
+from .._validation import check_positive_int
+from ..moments import Average, Moment, Move, Name, Table, drive_
+from ..optim._binding import live_moments
+from ..optim._names import key_of, named_parameters
 from ..optim.base import Group, Optimizer
 from ..storage import Exact, RankOne, Sketched, Storage, TopSingular
 
 KEPT = "kept"
-# The parts of a moment that hold its numbers, beside hash words, scales and counts.
-_NUMBERS = ("table", "values", "rows", "columns")
 
 
 @dataclass(frozen=True)
 class ShadowRecord:
-    """The error of one way to keep one moment after one step: lengths in the sense of l2."""
+    """The error of one method to keep one moment after one step; all norms are l2."""
 
     step: int
     parameter: str
     moment: Name
     method: str
-    """"kept" for what the optimizer itself keeps, else the name of a rival."""
+    """"kept" for the optimizer's own storage, else the name of a rival."""
     floats: int
     """How many numbers the method keeps."""
     columns: int
-    """Of an estimate: 1 where one number stands for a row, and is held against the row's mean."""
+    """Of an estimate: 1 where one number stands for a row; it is compared with the row's mean."""
     touched_error: float
-    """The length of (estimate - exact) over the rows of the step's gradient."""
+    """The norm of (estimate - exact) over the rows of the step's gradient."""
     touched_norm: float
-    """The length of the exact moment over those rows."""
+    """The norm of the exact moment over those rows."""
     all_error: float
-    """The length of (estimate - exact) over all rows."""
+    """The norm of (estimate - exact) over all rows."""
     all_norm: float
 
     @property
@@ -55,26 +55,26 @@ class ShadowRecord:
 
 
 class Shadow:
-    """The errors of compressed moments against exact ones that are kept beside them while training.
+    """The errors of compressed moments, measured against exact ones while training.
 
-    For the chosen parameters the shadow follows every step of the optimizer with the exact moment
-    and with rivals, which see the same gradients and change nothing. An estimate is held against
-    the exact moment that decays as it does: on all rows for linear decay and `RankOne`, on touched
-    rows for `Exact`, `TopSingular` and the forms of the paper.
+    The shadow follows every step of the optimizer for the chosen parameters, with the exact moment
+    and with rivals: other storages that get the same gradients. Training does not change. An
+    estimate is compared with the exact moment that decays in the same way: in every step for linear
+    decay and `RankOne`, and when a row is touched for `Exact`, `TopSingular` and the paper's forms.
 
-    By default the rivals are what keeps as many numbers as the factors of a rank-one
-    approximation, n + dim of them: `RankOne` (second moments), `TopSingular`, and, under the name
-    "sketch", a sketch of the kind that the optimizer keeps (or else of the paper's) that is as wide
-    as so many numbers allow. `ShadowRecord.floats` says what each came to.
+    The default rivals keep about as many numbers as the factors of a rank-one approximation,
+    n + dim: `RankOne` (second moments), `TopSingular`, and "sketch", a sketch of the kind that the
+    optimizer keeps (else of the paper's kind), as wide as that many numbers allow.
+    `ShadowRecord.floats` has the number of each.
 
-    This costs what it measures: two copies of the moment at most, and a pass over all rows every
-    `every` steps. Attach it before the first step.
+    The cost: at most two copies of the moment, and a pass over all rows every `every` steps.
+    Attach it before the first step.
 
     Args:
         optimizer: One of ours, whose parameters have no coupled weight decay.
         parameters: Those to follow.
         every: Steps between two records.
-        rivals: Storages by name, in place of the default ones.
+        rivals: Storages by name, instead of the default ones.
 
     >>> table = torch.nn.Embedding(1000, 8, sparse=True)
     >>> optimizer = so.Adam([("table", table.weight)], memory="paper-v-only")
@@ -97,8 +97,7 @@ class Shadow:
         if not isinstance(optimizer, Optimizer):
             kind = type(optimizer).__name__
             raise TypeError(f"optimizer must be one of sketchoptim's, got {kind}")
-        if not isinstance(every, int) or every < 1:
-            raise ValueError(f"every must be an int >= 1, got {every!r}")
+        check_positive_int("every", every)
         if rivals is not None and KEPT in rivals:
             raise ValueError(f'rivals must not be named "{KEPT}", which is the optimizer\'s own')
         chosen = set(parameters)
@@ -124,152 +123,171 @@ class Shadow:
             if not state or parameter.grad is None or int(state["step"]) == followed.step:
                 continue  # it had no gradient, or its step was skipped
             followed.step = int(state["step"])
-            group = followed.group
-            memory = optimizer._memory(parameter, group)
-            step_of_moments = followed.step - state.get("began_after", 0)
-            rule = optimizer._rule(
-                group, step_of_moments, memory=memory, is_sparse=parameter.grad.is_sparse
+            rule = optimizer.rule(
+                followed.group,
+                followed.step - state.get("began_after", 0),
+                memory=optimizer.memory_in_force(parameter, followed.group),
+                is_sparse=parameter.grad.is_sparse,
             )
-            gradient = of_gradient(parameter.grad)
-            kept = opened_moments(optimizer, parameter, group)
-            averages: dict[Name, Average | None] = {"first": rule.first, "second": rule.second}
-            for name, average in averages.items():
-                if average is None:
+            rows = of_gradient(parameter.grad)
+            for kept in live_moments(optimizer, parameter, followed.group):
+                average = None if kept is None else getattr(rule, kept.name)
+                if kept is None or average is None:
                     continue
-                if name not in followed.moments:
-                    table, fill = optimizer._table(parameter), optimizer._fill(group)
-                    followed.moments[name] = self._started(name, kept[name], memory, table, fill)
-                step = _Step(gradient, average, name, rule.maximize, followed.step)
-                for moment in followed.moments[name].everything():
-                    step.run_(moment)
+                shadow = followed.moments.get(kept.name)
+                if shadow is None:
+                    shadow = self._start(kept, optimizer, parameter, followed.group)
+                    followed.moments[kept.name] = shadow
+                shadow.step_(rows, average, maximize=rule.maximize, number=followed.step)
                 if followed.step % self.every == 0:
-                    self._record(parameter, followed, kept[name], step)
+                    self._record(parameter, followed, kept, rows)
 
-    def _started(
-        self, name: Name, kept: Moment, memory: Any, table: Table, fill: float
-    ) -> "_Beside":
-        table = dataclasses.replace(table, dtype=torch.float32)
-        rivals = self._rivals
-        if rivals is None:
-            rivals = default_rivals(getattr(memory, name), name, table)
-        return _Beside(name, kept, rivals, table, fill)
+    def _start(
+        self, kept: Moment, optimizer: Optimizer, parameter: Tensor, group: Group
+    ) -> "_ShadowMoment":
+        key = key_of(parameter, optimizer)
+        table = Table(parameter.shape, torch.float32, parameter.device, key)
+        rivals = default_rivals(kept, table) if self._rivals is None else self._rivals
+        return _ShadowMoment(kept, rivals, table, optimizer.fill(group))
 
-    def _record(
-        self, parameter: Tensor, followed: "_Followed", kept: Moment, step: "_Step"
-    ) -> None:
-        beside = followed.moments[step.name]
-        touched = [chunk.ids for chunk in step.rows.chunks()]
-        methods = {KEPT: kept, **beside.rivals}
-        if isinstance(kept, moments.ExactMoment):
-            del methods[KEPT]
+    def _record(self, parameter: Tensor, followed: "_Followed", kept: Moment, rows: Rows) -> None:
+        shadow = followed.moments[kept.name]
+        touched = [chunk.ids for chunk in rows.chunks()]
+        methods = shadow.rivals if kept.is_exact else {KEPT: kept, **shadow.rivals}
         for method, moment in methods.items():
-            exact = beside.exact_for(moment)
-            _, *touched_lengths = _lengths(moment, exact, touched)  # of which there may be none
-            all_rows = (ids for _, ids in row_chunks(parameter))
-            columns, *all_lengths = _lengths(moment, exact, all_rows)
-            floats = sum(
-                moment.tensors[part].numel() for part in _NUMBERS if part in moment.tensors
-            )
+            exact = shadow.exact_for(moment)
+            _, *touched_norms = _norms(moment, exact, touched)  # an empty gradient has no columns
+            columns, *all_norms = _norms(moment, exact, (ids for _, ids in row_chunks(parameter)))
             self.records.append(
                 ShadowRecord(
-                    step.number, followed.name, step.name, method, floats, columns,
-                    *touched_lengths, *all_lengths,
+                    followed.step,
+                    followed.name,
+                    kept.name,
+                    method,
+                    _number_count(moment, shadow.table),
+                    columns,
+                    *touched_norms,
+                    *all_norms,
                 )
-            )  # fmt: skip
+            )
 
 
 class _Followed:
-    """A parameter with what is kept beside its moments."""
+    """A parameter, with the shadows of its moments."""
 
     def __init__(self, name: str, group: Group) -> None:
         self.name, self.group = name, group
         self.step = 0
-        self.moments: dict[Name, _Beside] = {}
+        self.moments: dict[Name, _ShadowMoment] = {}
 
 
-class _Beside:
-    """The rivals of one moment, and the exact moments to hold them and the kept one against."""
+class _ShadowMoment:
+    """The rivals of one moment, and the exact moments to compare them and the kept one with."""
 
     def __init__(
-        self, name: Name, kept: Moment, rivals: Mapping[str, Storage], table: Table, fill: float
+        self, kept: Moment, rivals: Mapping[str, Storage], table: Table, fill: float
     ) -> None:
-        self.rivals: dict[str, Moment] = {}
-        for method, storage in rivals.items():
-            tensors = moments.create(storage, table, fill=fill)
-            self.rivals[method] = moments.open_moment(storage, name, tensors)
+        self.table = table
+        self.rivals = {
+            method: _fresh_moment(storage, kept.name, table, fill)
+            for method, storage in rivals.items()
+        }
         self._exact: dict[bool, Moment] = {}
         for moment in (kept, *self.rivals.values()):
-            decays_whole = _decays_whole(moment)
-            if decays_whole not in self._exact:
-                self._exact[decays_whole] = _exact(name, table, fill, decays_whole=decays_whole)
+            if moment.decays_whole not in self._exact:
+                self._exact[moment.decays_whole] = (
+                    _WholeDecay(kept.name, table, fill)
+                    if moment.decays_whole
+                    else _fresh_moment(Exact(), kept.name, table, fill)
+                )
 
     def exact_for(self, moment: Moment) -> Moment:
-        return self._exact[_decays_whole(moment)]
+        """The exact moment that decays as the given one does."""
+        return self._exact[moment.decays_whole]
 
-    def everything(self) -> list[Moment]:
-        return [*self._exact.values(), *self.rivals.values()]
+    def step_(self, rows: Rows, average: Average, *, maximize: bool, number: int) -> None:
+        """Repeats a step of the optimizer on the exact moments and on the rivals."""
+        everything = [*self._exact.values(), *self.rivals.values()]
 
+        def values(gradient: Tensor) -> Tensor:
+            if everything[0].name == "second":
+                return gradient.square()
+            return -gradient if maximize else gradient
 
-class _Step:
-    """A step of the optimizer, to be repeated on other moments."""
-
-    def __init__(
-        self, rows: Rows, average: Average, name: Name, maximize: bool, number: int
-    ) -> None:
-        self.rows, self.average, self.name = rows, average, name
-        self.sign, self.number = -1.0 if maximize else 1.0, number
-
-    def run_(self, moment: Moment) -> None:
-        moment.begin_(self.average, len(self.rows))
-        if moment.gathers:
-            for ids, values in self._values():
-                moment.gather_(ids, values)
-        for ids, values in self._values():
-            moment.update_(ids, values)
-        moment.end_()
-        moment.maintain_(self.number)
-
-    def _values(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for chunk in self.rows.chunks():
-            is_first = self.name == "first"
-            yield chunk.ids, chunk.gradient * self.sign if is_first else chunk.gradient.square()
+        drive_([Move(moment, average, values) for moment in everything], rows)
+        for moment in everything:
+            moment.maintain_(number)
 
 
-def default_rivals(kept: Storage, name: Name, table: Table) -> dict[str, Storage]:
-    """Ways to keep a moment in about as many numbers as rank-one factors have."""
-    sketch = Sketched(granularity="element", decay="paper")
-    if isinstance(kept, Sketched):
-        sketch = dataclasses.replace(kept, clean_every=None, clean_by=None)
-    columns = table.dim if sketch.granularity == "element" else 1
-    width = max(1, (table.rows + table.dim) // (sketch.depth * columns))
-    alike = dataclasses.replace(sketch, ratio=None, width=width, fold_at=(), fold_when=None)
-    rivals: dict[str, Storage] = {"sketch": alike}
-    if name == "second":
+class _WholeDecay(Moment):
+    """An exact moment whose rows all decay in every step: ``values * scale``, in float32.
+
+    The scale decays instead of the values, so that a step reads and writes touched rows alone.
+    """
+
+    gathers = True
+    decays_whole = True
+
+    def __init__(self, name: Name, table: Table, fill: float) -> None:
+        super().__init__(Exact(), name, {})
+        self._values = torch.full((table.rows, table.dim), fill, device=table.device)
+        self._scale = 1.0
+
+    def begin_(self, average: Average, touched: int) -> None:
+        super().begin_(average, touched)
+        self._scale *= average.decay
+        if self._scale < SMALLEST_SCALE:  # values over it would overflow
+            self._values.mul_(self._scale)
+            self._scale = 1.0
+
+    def gather_(self, ids: Tensor, values: Tensor) -> None:
+        added = values * (self.average.weight / self._scale)
+        self._values.index_add_(0, ids, added.to(self._values.dtype))
+
+    def update_(self, ids: Tensor, values: Tensor) -> Tensor:
+        return self.estimate(ids)
+
+    def estimate(self, ids: Tensor) -> Tensor:
+        return self._values.index_select(0, ids) * self._scale
+
+
+def default_rivals(kept: Moment, table: Table) -> dict[str, Storage]:
+    """Storages with about as many numbers as the factors of a rank-one approximation have."""
+    # The storage of a sketched moment has the options of a sketch.
+    like: Any = (
+        Sketched(granularity="element", decay="paper") if kept.sketch is None else kept.storage
+    )
+    columns = table.dim if like.granularity == "element" else 1
+    sketch = dataclasses.replace(
+        like,
+        ratio=None,
+        width=max(1, (table.rows + table.dim) // (like.depth * columns)),
+        clean_every=None,
+        clean_by=None,
+        fold_at=(),
+        fold_when=None,
+    )
+    rivals: dict[str, Storage] = {"sketch": sketch}
+    if kept.name == "second":
         rivals["rank-one"] = RankOne()
     return {**rivals, "top-singular": TopSingular()}
 
 
-def _exact(name: Name, table: Table, fill: float, *, decays_whole: bool) -> Moment:
-    """An exact moment; one that decays as a whole is a linear sketch with a bucket for each row."""
-    if not decays_whole:
-        return moments.open_moment(Exact(), name, moments.create(Exact(), table, fill=fill))
-    alone = Sketched(width=table.rows, depth=1, granularity="element")
-    tensors = moments.create(alone, table, fill=fill)
-    tensors["words"] = _hashing.injective(table.rows, 1).to(table.device)
-    return moments.open_moment(alone, name, tensors)
+def _fresh_moment(storage: Storage, name: Name, table: Table, fill: float) -> Moment:
+    return moments.open_moment(storage, name, moments.create(storage, name, table, fill))
 
 
-def _decays_whole(moment: Moment) -> bool:
-    if isinstance(moment, moments.SketchedMoment):
-        return moment.storage.decay == "linear"
-    return isinstance(moment, moments.RankOneMoment)
+def _number_count(moment: Moment, table: Table) -> int:
+    """How many numbers a moment keeps, without hash words, scales and counts."""
+    parts = moments.declare(moment.storage, moment.name, table)
+    return sum(moment.tensors[part.name].numel() for part in parts if not part.is_bookkeeping)
 
 
-def _lengths(moment: Moment, exact: Moment, ids: Iterable[Tensor]) -> tuple[int, float, float]:
-    """The columns of an estimate, and the lengths of the error and of the exact moment."""
+def _norms(moment: Moment, exact: Moment, ids: Iterable[Tensor]) -> tuple[int, float, float]:
+    """The columns of an estimate, and the norms of the error and of the exact moment."""
     columns, error, norm = 0, 0.0, 0.0
-    for part in ids:
-        estimate, truth = moment.estimate(part).double(), exact.estimate(part).double()
+    for chunk in ids:
+        estimate, truth = moment.estimate(chunk).double(), exact.estimate(chunk).double()
         columns = estimate.shape[1]
         if columns != truth.shape[1]:
             truth = truth.mean(1, keepdim=True)
@@ -286,8 +304,8 @@ def _check(name: str, state: object, group: Group) -> None:
         )
     if group["weight_decay"] and not group.get("decoupled_weight_decay"):
         raise ValueError(
-            f"weight_decay of {name} must be 0, got {group['weight_decay']}: what it adds to the "
-            "gradient is gone after the step; see AdamW for one that does not join the gradient"
+            f"weight_decay of {name} must be 0, got {group['weight_decay']}: it joins the "
+            "gradient after the shadow has seen it; use AdamW, where it does not"
         )
 
 

@@ -1,10 +1,11 @@
-"""Diagnosing while training: every so many steps, into a log."""
+"""Diagnoses during training, written to a log at regular intervals."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from torch.utils.hooks import RemovableHandle
 
+from .._validation import check_positive_int
 from ..optim.base import Optimizer
 from ._diagnose import Diagnosis, diagnose
 
@@ -12,26 +13,26 @@ Log = Callable[[str, float, int], object]
 
 
 class ScalarWriter(Protocol):
-    """What TensorBoard's SummaryWriter is to us."""
+    """The method of TensorBoard's SummaryWriter that `watch` uses."""
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> object:
         """Writes one number."""
 
 
 def watch(optimizer: Optimizer, log: Log | ScalarWriter, *, every: int = 500) -> RemovableHandle:
-    """A handle to stop with: from now on `diagnose` runs every so many steps, and goes to the log.
+    """A handle that ends it: from now on, the log gets `diagnose` after every `every` steps.
 
     Each number becomes one call ``log(name, value, step)``, where the name is like
     ``embedding.weight/second/relative_error``, or ``log.add_scalar(name, value, step)`` of a
-    TensorBoard ``SummaryWriter``. Steps are counted from the first that the optimizer took.
-    Nothing that trains is changed: a watched run has the bits of an unwatched one
-    (`tests/diagnostics/test_watch.py::test_watching_changes_no_bit`). What it costs at the default
-    interval is measured by ``benchmarks/watch.py``.
+    TensorBoard ``SummaryWriter``. Steps are counted from the optimizer's first step. Training
+    does not change: a watched run has the same bits as an unwatched one
+    (`tests/diagnostics/test_watch.py::test_watching_changes_no_bit`).
+    ``experiments/studies/watch_cost.py`` measures the cost at the default interval.
 
     Args:
         optimizer: One of ours.
         log: A function, or a SummaryWriter.
-        every: Steps between two looks.
+        every: Steps between two diagnoses.
 
     >>> table = torch.nn.Embedding(1000, 8, sparse=True)
     >>> optimizer = so.Adam([("table", table.weight)])
@@ -45,14 +46,13 @@ def watch(optimizer: Optimizer, log: Log | ScalarWriter, *, every: int = 500) ->
     """
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"optimizer must be one of sketchoptim's, got {type(optimizer).__name__}")
-    if not isinstance(every, int) or every < 1:
-        raise ValueError(f"every must be an int >= 1, got {every!r}")
+    check_positive_int("every", every)
     write: Any = getattr(log, "add_scalar", log)
     if not callable(write):
         raise TypeError(f"log must be callable or have add_scalar, got {log!r}")
-    # a look at optimizer.state[parameter] leaves an empty state behind
-    taken = (int(state["step"]) for state in optimizer.state.values() if state)
-    step = max(taken, default=0)
+    # Reading optimizer.state[parameter] leaves an empty state behind.
+    steps = (int(state["step"]) for state in optimizer.state.values() if state)
+    step = max(steps, default=0)
     last: Diagnosis | None = None
 
     def after_step(optimizer: Any, *_: object) -> None:
