@@ -166,6 +166,27 @@ def test_a_moment_that_is_no_tensor_of_its_shape_is_refused(value, tmp_path):
     refuse_checkpoint(tmp_path, checkpoint, "the second moment of parameter 0")
 
 
+def test_a_missing_part_of_a_moment_is_named(tmp_path):
+    checkpoint = copy.deepcopy(saved_once())
+    del checkpoint["state"][0]["second_counters"]
+    refuse_checkpoint(tmp_path, checkpoint, "it has ['scale', 'words'], not ['counters', 'scale'")
+
+
+def test_a_moment_that_its_group_does_not_keep_is_named(tmp_path):
+    checkpoint = copy.deepcopy(saved_once())
+    checkpoint["state"][0]["first_values"] = torch.zeros(tiny_runs.ROWS, tiny_runs.DIM)
+    message = "must have no first moment, as its group says, but has ['values']"
+    refuse_checkpoint(tmp_path, checkpoint, message)
+
+
+@pytest.mark.parametrize("value", [NAN, math.inf, -1.0])
+def test_a_number_that_no_second_moment_has_is_named(value, tmp_path):
+    checkpoint = copy.deepcopy(saved_once())
+    checkpoint["state"][0]["second_counters"][0, 0] = value
+    message = "the second moment of parameter 0 is damaged: its counters must be finite"
+    refuse_checkpoint(tmp_path, checkpoint, message)
+
+
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [

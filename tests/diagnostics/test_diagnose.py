@@ -20,10 +20,10 @@ def trained(memory, *, steps=3, touched=300, kind=so.Adam, **options):
     table = nn.Embedding(ROWS, DIM, sparse=True)
     generator = torch.Generator().manual_seed(0)
     optimizer = kind([("table", table.weight)], memory=memory, **options)
-    odds = 1 / torch.arange(1, ROWS + 1, dtype=torch.float64)
+    frequencies = 1 / torch.arange(1, ROWS + 1, dtype=torch.float64)
     for _ in range(steps):
         optimizer.zero_grad()
-        ids = torch.multinomial(odds, touched, replacement=True, generator=generator)
+        ids = torch.multinomial(frequencies, touched, replacement=True, generator=generator)
         (table(ids) * torch.randn(touched, DIM, generator=generator)).sum().backward()
         optimizer.step()
     return optimizer, table.weight
@@ -60,7 +60,7 @@ def test_a_tensor_is_diagnosed_by_its_power_law():
 
 def test_the_load_is_that_of_the_rows_of_the_gradient():
     optimizer, weight = trained("paper-mv")
-    width = optimizer.state[weight]["second_table"].shape[1]
+    width = optimizer.state[weight]["second_counters"].shape[1]
     touched = weight.grad.coalesce().indices().shape[1]
     assert found_in(optimizer, "second").load == touched / width
     weight.grad = torch.zeros(ROWS, DIM)
@@ -70,7 +70,7 @@ def test_the_load_is_that_of_the_rows_of_the_gradient():
 
 
 @pytest.mark.parametrize(("beta", "is_overflowing"), [(0.9, True), (0.99, False)])
-def test_a_first_moment_past_its_limit_is_said_to_overflow(beta, is_overflowing):
+def test_a_first_moment_above_its_limit_is_reported_as_overflowing(beta, is_overflowing):
     narrow = so.Sketched(width=4, granularity="element")
     warned = pytest.warns(UserWarning, match="active rows") if is_overflowing else nullcontext()
     with warned:
@@ -87,9 +87,12 @@ def test_the_error_is_what_the_sketch_says_of_itself(memory):
     optimizer, weight = trained(memory)
     state = optimizer.state[weight]
     sketch = so.CountMinSketch.over(
-        table=state["second_table"], scale=state["second_scale"], words=state["second_words"],
-        rounds=None, conservative=memory == "lean",
-    )  # fmt: skip
+        conservative=memory == "lean",
+        counters=state["second_counters"],
+        scale=state["second_scale"],
+        words=state["second_words"],
+        writes=None,
+    )
     assert found_in(optimizer, "second").error == estimate_error(sketch, ROWS)
 
 
@@ -103,7 +106,7 @@ def test_buckets_that_hold_only_their_start_are_not_occupied(dtype):
     assert last / 512 / 2 < found.occupied < 3 * 40 / 512
 
 
-def test_the_share_of_heaviest_rows_that_stayed_since_the_last_look():
+def test_the_heaviest_rows_are_compared_with_an_earlier_diagnosis():
     optimizer, weight = trained("exact", steps=1)
     first = so.diagnose(optimizer)
     assert all(found.top_kept is None for found in first.findings)

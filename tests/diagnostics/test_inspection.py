@@ -36,7 +36,7 @@ def test_bytes_are_those_of_the_memory_report(plan, tmp_path):
 
 def test_a_sketch_says_its_load_and_its_error(lean, tmp_path):
     moment = inspect_checkpoint(saved(tmp_path, lean.state_dict())).moments[0]
-    width = lean.state[lean.param_groups[0]["params"][0]]["second_table"].shape[1]
+    width = lean.state[lean.param_groups[0]["params"][0]]["second_counters"].shape[1]
     assert moment.storage == f"by row, 3 x {width}"
     assert moment.rows_per_bucket == tiny_runs.ROWS / width
     assert 0 < moment.filled <= 1
@@ -126,18 +126,3 @@ def test_a_file_of_torchs_older_format_is_read(lean, tmp_path):
 def test_a_file_with_code_in_it_is_refused(lean, tmp_path):
     with pytest.raises(ValueError, match=r"save a state_dict\(\)"):
         inspect_checkpoint(saved(tmp_path, {"optimizer": lean}))
-
-
-def test_a_damaged_state_is_named(lean, tmp_path):
-    state = lean.state_dict()
-    state["state"][0].pop("second_table")
-    with pytest.raises(ValueError, match=r"the second moment of .* the checkpoint is damaged"):
-        inspect_checkpoint(saved(tmp_path, state))
-
-
-def test_a_moment_that_a_group_does_not_keep_is_named(lean, tmp_path):
-    state = lean.state_dict()
-    state["state"][0]["first_values"] = torch.zeros(tiny_runs.ROWS, tiny_runs.DIM)
-    message = r"must have no first moment, as its group says, but has \['values'\]; the checkpoint"
-    with pytest.raises(ValueError, match=message):
-        inspect_checkpoint(saved(tmp_path, state))

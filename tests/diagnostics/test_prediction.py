@@ -23,7 +23,7 @@ TEXT = usual(RowFrequencies.zipf(ROWS))
 def measured_error(storage: so.Sketched, *, seed: int) -> tuple[float, float]:
     """The error of a sketch that takes the gradients a prediction assumes, over its last steps."""
     generator = torch.Generator().manual_seed(seed)
-    _, width, _ = storage.table_shape(ROWS, 1)
+    _, width, _ = storage.counters_shape(ROWS, 1)
     sketch = so.CountMinSketch(3, width, 1, conservative=storage.conservative, seed=seed)
     shares = 1.0 / torch.arange(1, ROWS + 1)
     shares /= shares.sum()
@@ -128,14 +128,14 @@ def test_other_decays_are_not_predicted():
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "error", "message"),
     [
-        ({"ids_per_step": 0}, "ids_per_step must be a whole number >= 1, got 0"),
-        ({"steps": 1.5}, "steps must be a whole number >= 1, got 1.5"),
-        ({"decay": 1.1}, r"must be in \[0, 1\], got 1.1"),
-        ({"decay": math.nan}, r"must be in \[0, 1\], got nan"),
+        ({"ids_per_step": 0}, ValueError, "ids_per_step must be >= 1, got 0"),
+        ({"steps": 1.5}, TypeError, "steps must be an int, got 1.5"),
+        ({"decay": 1.1}, ValueError, r"must be in \[0, 1\], got 1.1"),
+        ({"decay": math.nan}, ValueError, r"must be in \[0, 1\], got nan"),
     ],
 )
-def test_a_workload_out_of_range_is_refused(options, message):
-    with pytest.raises(ValueError, match=message):
+def test_a_workload_out_of_range_is_refused(options, error, message):
+    with pytest.raises(error, match=message):
         dataclasses.replace(TEXT, **options)

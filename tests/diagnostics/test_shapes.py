@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
+from experiments.models import FullSoftmax
 from sketchoptim.diagnostics._frequencies import RowFrequencies
 from sketchoptim.diagnostics._shapes import parameter_shapes
-from experiments.models import FullSoftmax
 from sketchoptim.nn import SampledSoftmax
 from sketchoptim.nn._feature_hashing import BagEncoder
 

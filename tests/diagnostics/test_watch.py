@@ -45,7 +45,7 @@ def test_the_log_is_told_what_diagnose_sees():
     assert {name: value for name, value, _ in lines} == expected
 
 
-def test_heaviest_rows_are_compared_with_the_look_before():
+def test_heaviest_rows_are_compared_with_the_diagnosis_before():
     _, lines, _ = watched(steps=4, every=2)
     steps = [step for name, _, step in lines if name == "parameter 0/second/top_kept"]
     assert steps == [4]
@@ -66,7 +66,7 @@ def test_steps_count_on_from_those_taken_before():
     assert {step for *_, step in lines} == {4}
 
 
-def test_a_look_at_the_state_of_an_untouched_parameter_is_no_step():
+def test_reading_the_state_of_an_untouched_parameter_is_no_step():
     run, lines = Run.start(PRESET_PLANS["lean"]), Lines()
     assert not run.optimizer.state[run.optimizer.param_groups[0]["params"][0]]
     watch(run.optimizer, lines, every=1)
@@ -92,5 +92,5 @@ def test_other_optimizers_logs_and_intervals_are_refused():
         watch(torch.optim.SGD([torch.ones(1)]), Lines())
     with pytest.raises(TypeError, match="log must be callable or have add_scalar, got None"):
         watch(optimizer, None)
-    with pytest.raises(ValueError, match="every must be an int >= 1, got 0"):
+    with pytest.raises(ValueError, match="every must be >= 1, got 0"):
         watch(optimizer, Lines(), every=0)
