@@ -1,4 +1,4 @@
-"""The laws of both sketches, and their errors beside the published bounds.
+"""The laws of both sketches, and their errors against the published bounds.
 
 Values are small whole numbers and factors powers of two where float32 has to be exact.
 """
@@ -6,9 +6,11 @@ Values are small whole numbers and factors powers of two where float32 has to be
 import copy
 import math
 
-import naive_sketches as naive
+import naive_sketches
+import numpy as np
 import pytest
 import torch
+from collision_free import collision_free_ids
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sketch_cases import (
@@ -21,7 +23,6 @@ from sketch_cases import (
     every_kind,
     histories,
     linear_kind,
-    over,
     readings,
     replay,
     sized_streams,
@@ -34,13 +35,13 @@ import sketchoptim as so
 from sketchoptim import _hashing, _sketch
 
 
-def build_naive(kind: str, size: Size, seed: int = 0) -> naive.NaiveSketch:
+def build_naive(kind: str, size: Size, seed: int = 0) -> naive_sketches.CountSketch:
     forms = {
-        "count-sketch": naive.NaiveCountSketch,
-        "count-min": naive.NaiveCountMin,
-        "conservative": naive.NaiveConservativeCountMin,
+        "count-sketch": naive_sketches.CountSketch,
+        "count-min": naive_sketches.CountMin,
+        "conservative": naive_sketches.ConservativeCountMin,
     }
-    return forms[kind](*size, seed=seed)
+    return forms[kind](naive_sketches.Hash(seed, 0, size.depth), size.width, size.dim)
 
 
 # -- against the naive form ----------------------------------------------------------------------
@@ -56,23 +57,23 @@ def test_a_sketch_equals_its_naive_form(kind, data):
     seen = {3}
     for operation in operations:
         if isinstance(operation, Stream):
-            expected.add(zip(operation.ids.tolist(), operation.values.tolist(), strict=True))
+            expected.add(zip(operation.ids.tolist(), operation.values.numpy(), strict=True))
             seen |= set(operation.ids.tolist())
         elif operation == "fold":
             expected.fold()
         else:
             expected.scale(operation)
     ids = sorted(seen)
-    assert found.query(torch.tensor(ids)).tolist() == [expected.query(row_id) for row_id in ids]
+    naive = np.array([expected.query(row_id) for row_id in ids])
+    assert np.array_equal(found.query(torch.tensor(ids)).numpy(), naive)
 
 
 @every_kind
 def test_a_sketch_without_collisions_holds_every_vector_exactly(kind):
     generator = torch.Generator().manual_seed(0)
-    values = torch.rand(50, 3, generator=generator)
-    tensors = build(kind, Size(4, 50, 3)).tensors() | {"words": _hashing.injective(50, 4)}
-    found = over(kind, tensors).add_(torch.arange(50), values)
-    assert torch.equal(found.query(torch.arange(50)), values)
+    ids, values = collision_free_ids(50, 100, 4), torch.rand(50, 3, generator=generator)
+    found = build(kind, Size(4, 100, 3)).add_(ids, values)
+    assert torch.equal(found.query(ids), values)
 
 
 # -- linearity, merging, folding -----------------------------------------------------------------
@@ -84,21 +85,12 @@ def test_a_sketch_is_linear(kind, data, a, b):
     size, seed, (one, other) = data.draw(sized_streams(kind, 2))
     combined = build(kind, size, seed).add_(*(one.times(a) + other.times(b)))
     apart = [build(kind, size, seed).add_(*stream) for stream in (one, other)]
-    assert torch.equal(combined.table, a * apart[0].table + b * apart[1].table)
+    assert torch.equal(combined.counters, a * apart[0].counters + b * apart[1].counters)
 
 
 @linear_kind
-@given(st.data())
-def test_merging_equals_one_sketch_of_both_streams(kind, data):
-    size, seed, (one, other) = data.draw(sized_streams(kind, 2))
-    merged = build(kind, size, seed).add_(*one).merge_(build(kind, size, seed).add_(*other))
-    together = build(kind, size, seed).add_(*(one + other))
-    assert torch.equal(merged.table, together.table)
-
-
-@linear_kind
-@given(st.data(), st.sampled_from([0.25, 0.5, 4.0]), st.sampled_from([0.125, 1.0, 2.0]))
-def test_merging_heeds_the_scales_of_both(kind, data, mine, yours):
+@given(st.data(), st.sampled_from([0.25, 1.0, 4.0]), st.sampled_from([0.125, 1.0, 2.0]))
+def test_merging_equals_one_sketch_of_both_scaled_streams(kind, data, mine, yours):
     size, seed, (one, other) = data.draw(sized_streams(kind, 2))
     merged = build(kind, size, seed).add_(*one).scale_(mine)
     merged.merge_(build(kind, size, seed).add_(*other).scale_(yours))
@@ -112,17 +104,8 @@ def test_merging_leaves_the_other_sketch_alone(kind):
     other.add_(torch.arange(5), torch.ones(5, 2)).scale_(0.5)
     before = copy.deepcopy(other)
     one.merge_(other)
-    assert torch.equal(other.table, before.table)
+    assert torch.equal(other.counters, before.counters)
     assert other.scale == before.scale
-
-
-@linear_kind
-@given(st.data())
-def test_folding_equals_a_sketch_of_half_the_width(kind, data):
-    size, seed, (stream,) = data.draw(sized_streams(kind, 1, even_sizes))
-    folded = build(kind, size, seed).add_(*stream).fold_()
-    narrow = build(kind, size._replace(width=size.width // 2), seed).add_(*stream)
-    assert torch.equal(folded.table, narrow.table)
 
 
 @linear_kind
@@ -133,7 +116,9 @@ def test_folding_down_step_by_step_equals_a_narrow_sketch(kind, data, folds, wid
     folded = build(kind, size).add_(*stream)
     for _ in range(folds):
         folded.fold_()
-    assert torch.equal(folded.table, build(kind, size._replace(width=width)).add_(*stream).table)
+    assert torch.equal(
+        folded.counters, build(kind, size._replace(width=width)).add_(*stream).counters
+    )
 
 
 @linear_kind
@@ -142,7 +127,7 @@ def test_a_folded_sketch_goes_on_like_a_narrow_one(kind, data):
     size, seed, (before, after) = data.draw(sized_streams(kind, 2, even_sizes))
     folded = build(kind, size, seed).add_(*before).fold_().add_(*after)
     narrow = build(kind, size._replace(width=size.width // 2), seed).add_(*(before + after))
-    assert torch.equal(folded.table, narrow.table)
+    assert torch.equal(folded.counters, narrow.counters)
 
 
 # -- count-min -----------------------------------------------------------------------------------
@@ -156,17 +141,6 @@ def test_count_min_never_underestimates(kind, data):
     found = replay(build(kind, size, seed), operations)
     for row_id, true in true_totals(operations).items():
         assert (found.query(torch.tensor([row_id]))[0] >= true).all()
-
-
-@count_min_kind
-@given(st.data())
-def test_count_min_never_underestimates_by_more_than_rounding(kind, data):
-    factors = st.floats(0.0, 2.0, width=32)
-    size, seed, operations = data.draw(histories(kind, factors))
-    found = replay(build(kind, size, seed), operations)
-    for row_id, true in true_totals(operations).items():
-        least = true * (1 - 1e-5) - torch.finfo(torch.float32).tiny
-        assert (found.query(torch.tensor([row_id]))[0] >= least).all()
 
 
 @count_min_kind
@@ -207,19 +181,21 @@ def test_the_order_of_ids_does_not_matter_to_a_conservative_count_min():
     assert ids.numel() > 2 * _sketch._IDS_AT_ONCE
     there = build("conservative", size).add_(ids, values)
     back = build("conservative", size).add_(ids[order], values[order])
-    assert torch.equal(there.table, back.table)
+    assert torch.equal(there.counters, back.counters)
 
 
 @every_kind
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @given(st.data(), st.integers(1, 5))
-def test_how_many_ids_are_handled_at_once_does_not_matter(kind, data, at_once):
+def test_how_many_ids_are_handled_at_once_does_not_matter(kind, dtype, data, at_once):
     size, seed, (stream, more) = data.draw(sized_streams(kind, 2))
-    whole = build(kind, size, seed).add_(*stream).add_(*more)
+    stream = stream.times(1001)  # too long for bfloat16, so that it is rounded
+    whole = build(kind, size, seed, dtype=dtype).add_(*stream).add_(*more)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_sketch, "_IDS_AT_ONCE", at_once)
-        parts = build(kind, size, seed).add_(*stream).add_(*more)
+        parts = build(kind, size, seed, dtype=dtype).add_(*stream).add_(*more)
         assert torch.equal(parts.query(stream.ids), whole.query(stream.ids))
-    assert torch.equal(parts.table, whole.table)
+    assert torch.equal(parts.counters, whole.counters)
 
 
 @every_kind
@@ -231,7 +207,7 @@ def test_values_of_an_id_that_repeats_in_one_call_are_summed(kind, data):
     summed = [totals[row_id].float() for row_id in ids.tolist()]
     values = torch.stack(summed) if summed else torch.zeros(0, size.dim)
     repeated, once = build(kind, size, seed), build(kind, size, seed)
-    assert torch.equal(repeated.add_(*stream).table, once.add_(ids, values).table)
+    assert torch.equal(repeated.add_(*stream).counters, once.add_(ids, values).counters)
 
 
 # -- published bounds ----------------------------------------------------------------------------
@@ -348,7 +324,7 @@ def test_for_error_of_count_sketch_is_the_smallest_odd_one_that_keeps_the_bound(
     found = so.CountSketch.for_error(0.1, 0.05, 1000, 4, dtype=torch.bfloat16)
     assert (found.depth, found.width, found.dim) == (29, 800, 4)
     assert found.depth >= 2.42 * math.log(80_000) > found.depth - 2
-    assert found.table.dtype == torch.bfloat16
+    assert found.counters.dtype == torch.bfloat16
 
 
 @given(st.floats(0.01, 0.9), st.floats(0.01, 0.9), st.integers(1, 100), st.integers(1, 3))

@@ -36,7 +36,7 @@ def test_an_empty_sketch_estimates_zero(kind):
 def test_no_ids_add_nothing_and_give_no_estimates(kind):
     none = torch.zeros(0, dtype=torch.int64)
     found = build(kind, Size(3, 8, 2)).add_(none, torch.zeros(0, 2))
-    assert not found.table.any()
+    assert not found.counters.any()
     assert found.query(none).shape == (0, 2)
 
 
@@ -45,14 +45,16 @@ def test_no_ids_add_nothing_and_give_no_estimates(kind):
 def test_values_of_any_real_dtype_are_added_as_float32(kind, dtype):
     values = torch.tensor([[3.0], [5.0]])
     found = build(kind, Size(3, 64, 1)).add_(torch.arange(2), values.to(dtype))
-    assert torch.equal(found.table, build(kind, Size(3, 64, 1)).add_(torch.arange(2), values).table)
+    assert torch.equal(
+        found.counters, build(kind, Size(3, 64, 1)).add_(torch.arange(2), values).counters
+    )
 
 
 @every_kind
 def test_int32_ids_are_the_same_ids(kind):
     ids, values = torch.tensor([7, 2**31 - 1]), torch.ones(2, 1)
     wide, narrow = (build(kind, Size(3, 64, 1)) for _ in range(2))
-    assert torch.equal(wide.add_(ids, values).table, narrow.add_(ids.int(), values).table)
+    assert torch.equal(wide.add_(ids, values).counters, narrow.add_(ids.int(), values).counters)
     assert torch.equal(wide.query(ids), narrow.query(ids.int()))
 
 
@@ -70,21 +72,21 @@ def test_the_input_of_a_sketch_stays_as_it_is(kind):
 def test_a_sketch_of_values_with_a_graph_has_none_itself(kind):
     values = torch.ones(2, 1, requires_grad=True)
     found = build(kind, Size(3, 64, 1)).add_(torch.arange(2), values * 2)
-    assert not found.table.requires_grad
+    assert not found.counters.requires_grad
     assert found.query(torch.arange(2)).tolist() == [[2.0], [2.0]]
 
 
 @every_kind
 def test_the_seed_chooses_the_hash(kind):
     ids, values = torch.arange(20), torch.ones(20, 1)
-    tables = [build(kind, Size(3, 64, 1), seed).add_(ids, values).table for seed in (0, 0, 1)]
-    assert torch.equal(tables[0], tables[1])
-    assert not torch.equal(tables[0], tables[2])
+    counters = [build(kind, Size(3, 64, 1), seed).add_(ids, values).counters for seed in (0, 0, 1)]
+    assert torch.equal(counters[0], counters[1])
+    assert not torch.equal(counters[0], counters[2])
 
 
 @every_kind
 @pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 4), (torch.bfloat16, 2)])
-def test_nbytes_are_those_of_the_table(kind, dtype, size):
+def test_nbytes_are_those_of_the_counters(kind, dtype, size):
     assert build(kind, Size(3, 100, 7), dtype=dtype).nbytes == 3 * 100 * 7 * size
 
 
@@ -120,7 +122,7 @@ def test_a_sketch_over_the_tensors_of_another_shares_them(kind, dtype):
     view = over(kind, original.tensors())
     view.add_(torch.arange(5), torch.ones(5, 2)).scale_(0.5)
     assert torch.equal(original.query(torch.arange(5)), view.query(torch.arange(5)))
-    assert original.table.any()
+    assert original.counters.any()
 
 
 @every_kind
@@ -146,5 +148,5 @@ def test_what_is_read_as_a_number_stays_on_the_cpu(kind, dtype):
     with torch.device("meta"):
         found = build(kind, Size(3, 8, 2), dtype=dtype)
     devices = {name: tensor.device.type for name, tensor in found.tensors().items()}
-    expected = {"table": "meta", "scale": "cpu", "words": "meta", "rounds": "cpu"}
+    expected = {"counters": "meta", "scale": "cpu", "words": "meta", "writes": "cpu"}
     assert devices == {name: expected[name] for name in found.tensors()}

@@ -172,4 +172,4 @@ def test_the_largest_values_allowed_are_held_at_the_smallest_scale(kind):
     found = KINDS[kind]().scale_(2.0**-24)
     estimates = found.add_(IDS, torch.full((3, 2), 2.0**80)).query(IDS)
     assert estimates.isfinite().all()
-    assert found.table.isfinite().all()
+    assert found.counters.isfinite().all()

@@ -58,11 +58,11 @@ def by_row(tensor):
 BACKENDS = (None, *backends.LEVELS[-1:])
 
 
-def tables(twin):
-    """Copies of the tables of the naive optimizer's sketches."""
+def counters(twin):
+    """Copies of the counters of the naive optimizer's sketches."""
     kept = {"first": twin.first, "second": twin.second}
     return {
-        name: moment.sketch.table.copy()
+        name: moment.sketch.counters.copy()
         for name, moment in kept.items()
         if isinstance(moment, naive.SketchedMoment)
     }
@@ -85,21 +85,23 @@ def check_against_naive(
     expected = []
     for gradient in gradients:
         twin.step(naive.summed(pairs(gradient)), is_sparse=kind == "sparse")
-        expected.append((twin.x.copy(), tables(twin)))
+        expected.append((twin.x.copy(), counters(twin)))
     assert np.abs(expected[-1][0] - by_row(start(shape))).max() > 0.1  # it went somewhere
     for backend in BACKENDS:
         parameter = torch.nn.Parameter(start(shape, dtype=dtype))
         optimizer = getattr(so, name)([{"params": [parameter], "memory": memory}], **options)
         state = optimizer.state[parameter]
         with backends.stepping_by(backend):
-            for gradient, (x, table_of) in zip(gradients, expected, strict=True):
+            for gradient, (x, counters_of) in zip(gradients, expected, strict=True):
                 parameter.grad = gradient
                 optimizer.step()
                 np.testing.assert_allclose(by_row(parameter), x, rtol=5e-5, atol=5e-5)
-                for moment, table in table_of.items():
-                    if f"{moment}_table" in state:
+                for moment, expected_counters in counters_of.items():
+                    if f"{moment}_counters" in state:
                         found = state[f"{moment}_counters"].double() * state[f"{moment}_scale"].item()
-                        np.testing.assert_allclose(found.numpy(), table, rtol=2e-5, atol=2e-5)
+                        np.testing.assert_allclose(
+                            found.numpy(), expected_counters, rtol=2e-5, atol=2e-5
+                        )
 
 
 @backends.needs_native

@@ -1,17 +1,15 @@
 """Every algorithm a second time: loops over rows in float64, straight from the pseudo-code.
 
-Nothing here is lazy, fused or shared with the library. Tables decay element by element, sketches
-are read and written one row and one bucket at a time, rank-one forms keep the whole matrix that
-they approximate. Hashes are those of `hash_specification`, in Python's integers.
+Nothing here is lazy, fused or shared with the library. Moments decay element by element, sketches
+are those of `naive_sketches`, rank-one forms keep the whole matrix that they approximate.
 
 A gradient is a dict from row id to vector; `summed` makes one from pairs with repeated ids.
 """
 
-import functools
 import math
 
 import numpy as np
-from hash_specification import bucket_of, sign_of, words_of
+from naive_sketches import ConservativeCountMin, CountMin, CountSketch, Hash
 
 import sketchoptim as so
 
@@ -24,83 +22,6 @@ def summed(pairs) -> Rows:
     for i, vector in pairs:
         rows[i] = rows.get(i, 0.0) + np.asarray(vector, dtype=np.float64)
     return dict(sorted(rows.items()))
-
-
-# -- Algorithm 1: the count-sketch tensor ----------------------------------------------------------
-
-
-class Hash:
-    """The buckets and signs of one parameter's row ids."""
-
-    def __init__(self, seed: int, parameter: int, depth: int) -> None:
-        self.depth = depth
-        self.words = [words_of(seed, parameter, j) for j in range(depth)]
-
-    @functools.cache  # noqa: B019 - a hash lives as long as its test
-    def bucket(self, j: int, i: int, width: int) -> int:
-        return bucket_of(self.words[j], i, width)
-
-    @functools.cache  # noqa: B019
-    def sign(self, j: int, i: int) -> int:
-        return sign_of(self.words[j], i)
-
-
-class CountSketch:
-    """UPDATE and QUERY of Algorithm 1 with signs and the median."""
-
-    def __init__(self, hashes: Hash, width: int, dim: int, fill: float = 0.0) -> None:
-        self.hashes = hashes
-        self.table = np.full((hashes.depth, width, dim), fill)
-
-    def bucket(self, j: int, i: int) -> int:
-        return self.hashes.bucket(j, i, self.table.shape[1])
-
-    def sign(self, j: int, i: int) -> int:
-        return self.hashes.sign(j, i)
-
-    def update(self, i: int, delta: np.ndarray) -> None:
-        for j in range(self.hashes.depth):
-            self.table[j, self.bucket(j, i)] += self.sign(j, i) * delta
-
-    def readings(self, i: int) -> list[np.ndarray]:
-        depth = self.hashes.depth
-        return [self.sign(j, i) * self.table[j, self.bucket(j, i)] for j in range(depth)]
-
-    def query(self, i: int) -> np.ndarray:
-        return np.median(self.readings(i), axis=0)
-
-    def fold(self) -> None:
-        depth, width, dim = self.table.shape
-        folded = np.zeros((depth, width // 2, dim))
-        for j in range(depth):
-            for bucket in range(width // 2):
-                folded[j, bucket] = self.joined(*self.table[j, 2 * bucket : 2 * bucket + 2])
-        self.table = folded
-
-    def joined(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        return left + right
-
-
-class CountMin(CountSketch):
-    """The same without signs and with the minimum."""
-
-    def sign(self, j: int, i: int) -> int:
-        return 1
-
-    def query(self, i: int) -> np.ndarray:
-        return np.min(self.readings(i), axis=0)
-
-
-class ConservativeCountMin(CountMin):
-    """A count-min whose buckets are raised to a target instead of added to."""
-
-    def raise_to(self, i: int, target: np.ndarray) -> None:
-        for j in range(self.hashes.depth):
-            bucket = self.bucket(j, i)
-            self.table[j, bucket] = np.maximum(self.table[j, bucket], target)
-
-    def joined(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        return np.maximum(left, right)
 
 
 # -- moments: `move` takes the rows of a step and gives back their estimates after it --------------
@@ -118,7 +39,7 @@ class ExactMoment:
         return {i: self.values[i].copy() for i in rows}
 
     def finish(self, step: int) -> None:
-        """What happens to the table after a step."""
+        """What happens to the whole moment after a step."""
 
 
 class RowWiseMoment(ExactMoment):
@@ -163,7 +84,7 @@ class SketchedMoment:
 
     def finish(self, step: int) -> None:
         if self.storage.clean_every and step % self.storage.clean_every == 0:
-            self.sketch.table *= self.storage.clean_by
+            self.sketch.scale(self.storage.clean_by)
         if step in self.storage.fold_at:
             self.sketch.fold()
 
@@ -188,8 +109,8 @@ class BucketMoment(SketchedMoment):
         for i, value in self.reduced(rows).items():
             for j in range(sketch.hashes.depth):
                 bucket, sign = sketch.bucket(j, i), sketch.sign(j, i)
-                reading = sign * sketch.table[j, bucket]
-                sketch.table[j, bucket] = sign * (decay * reading + weight * value)
+                reading = sign * sketch.counters[j, bucket]
+                sketch.counters[j, bucket] = sign * (decay * reading + weight * value)
             estimates[i] = sketch.query(i)
         return estimates
 
@@ -198,7 +119,7 @@ class LinearMoment(SketchedMoment):
     """Decay everything, add everything, then query everything."""
 
     def move(self, rows: Rows, decay: float, weight: float) -> Rows:
-        self.sketch.table *= decay
+        self.sketch.scale(decay)
         for i, value in self.reduced(rows).items():
             self.sketch.update(i, weight * value)
         return {i: self.sketch.query(i) for i in rows}
@@ -210,7 +131,7 @@ class ConservativeMoment(SketchedMoment):
     sketch: ConservativeCountMin
 
     def move(self, rows: Rows, decay: float, weight: float) -> Rows:
-        self.sketch.table *= decay
+        self.sketch.scale(decay)
         targets = {}
         for i, value in self.reduced(rows).items():
             targets[i] = self.sketch.query(i) + weight * value

@@ -1,98 +1,101 @@
-"""Both sketches the slow way: a dict of numbers, one id at a time, hashed in Python integers."""
+"""The sketches the slow way: one id and one bucket at a time, in float64.
 
-from collections import defaultdict
+Nothing here is lazy or shared with the library: counters scale element by element, and hashes are
+those of `hash_specification`, in Python's integers.
+"""
+
+import functools
 from collections.abc import Iterable
-from statistics import median
 
+import numpy as np
 from hash_specification import bucket_of, sign_of, words_of
 
-Vector = list[float]
-Update = tuple[int, Vector]
+
+class Hash:
+    """The buckets and signs of one parameter's row ids."""
+
+    def __init__(self, seed: int, parameter: int | str, depth: int) -> None:
+        self.depth = depth
+        self.words = [words_of(seed, parameter, j) for j in range(depth)]
+
+    @functools.cache  # noqa: B019 - a hash lives as long as its test
+    def bucket(self, j: int, i: int, width: int) -> int:
+        return bucket_of(self.words[j], i, width)
+
+    @functools.cache  # noqa: B019
+    def sign(self, j: int, i: int) -> int:
+        return sign_of(self.words[j], i)
 
 
-class NaiveSketch:
-    """What both share; `numbers` maps (hash row, bucket, column) to a number."""
+class CountSketch:
+    """UPDATE and QUERY of Algorithm 1 with signs and the median."""
 
-    def __init__(self, depth: int, width: int, dim: int, seed: int = 0) -> None:
-        self.width, self.dim = width, dim
-        self.words = [words_of(seed, 0, row) for row in range(depth)]
-        self.numbers: dict[tuple[int, int, int], float] = defaultdict(float)
+    def __init__(self, hashes: Hash, width: int, dim: int, fill: float = 0.0) -> None:
+        self.hashes = hashes
+        self.counters = np.full((hashes.depth, width, dim), fill)
 
-    def places(self, row_id: int) -> list[tuple[int, int]]:
-        """The hash rows with the id's bucket in each."""
-        return [(row, bucket_of(w, row_id, self.width)) for row, w in enumerate(self.words)]
+    def bucket(self, j: int, i: int) -> int:
+        return self.hashes.bucket(j, i, self.counters.shape[1])
 
-    def sign(self, row: int, row_id: int) -> int:
-        raise NotImplementedError
+    def sign(self, j: int, i: int) -> int:
+        return self.hashes.sign(j, i)
 
-    def combine(self, readings: Vector) -> float:
-        raise NotImplementedError
+    def update(self, i: int, delta: np.ndarray) -> None:
+        for j in range(self.hashes.depth):
+            self.counters[j, self.bucket(j, i)] += self.sign(j, i) * delta
 
-    def add(self, updates: Iterable[Update]) -> None:
-        for row_id, vector in updates:
-            for row, bucket in self.places(row_id):
-                for column, value in enumerate(vector):
-                    self.numbers[row, bucket, column] += self.sign(row, row_id) * value
+    def add(self, updates: Iterable[tuple[int, np.ndarray]]) -> None:
+        for i, value in updates:
+            self.update(i, value)
 
-    def query(self, row_id: int) -> Vector:
-        return [
-            self.combine(
-                [
-                    self.sign(row, row_id) * self.numbers[row, bucket, column]
-                    for row, bucket in self.places(row_id)
-                ]
-            )
-            for column in range(self.dim)
-        ]
+    def readings(self, i: int) -> list[np.ndarray]:
+        depth = self.hashes.depth
+        return [self.sign(j, i) * self.counters[j, self.bucket(j, i)] for j in range(depth)]
+
+    def query(self, i: int) -> np.ndarray:
+        return np.median(self.readings(i), axis=0)
 
     def scale(self, factor: float) -> None:
-        for place in self.numbers:
-            self.numbers[place] *= factor
+        self.counters *= factor
 
     def fold(self) -> None:
-        self.width //= 2
-        unfolded, self.numbers = self.numbers, defaultdict(float)
-        for (row, bucket, column), number in unfolded.items():
-            place = (row, bucket // 2, column)
-            self.numbers[place] = self.folded(self.numbers[place], number)
+        depth, width, dim = self.counters.shape
+        folded = np.zeros((depth, width // 2, dim))
+        for j in range(depth):
+            for bucket in range(width // 2):
+                folded[j, bucket] = self.joined(*self.counters[j, 2 * bucket : 2 * bucket + 2])
+        self.counters = folded
 
-    def folded(self, one: float, other: float) -> float:
-        return one + other
-
-
-class NaiveCountSketch(NaiveSketch):
-    def sign(self, row: int, row_id: int) -> int:
-        return sign_of(self.words[row], row_id)
-
-    def combine(self, readings: Vector) -> float:
-        return median(readings)
+    def joined(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+        return left + right
 
 
-class NaiveCountMin(NaiveSketch):
-    def sign(self, row: int, row_id: int) -> int:
+class CountMin(CountSketch):
+    """The same without signs and with the minimum."""
+
+    def sign(self, j: int, i: int) -> int:
         return 1
 
-    def combine(self, readings: Vector) -> float:
-        return min(readings)
+    def query(self, i: int) -> np.ndarray:
+        return np.min(self.readings(i), axis=0)
 
 
-class NaiveConservativeCountMin(NaiveCountMin):
-    """One `add` is one update: all ids are read before any bucket is raised."""
+class ConservativeCountMin(CountMin):
+    """A count-min whose buckets are raised to a target instead of added to."""
 
-    def add(self, updates: Iterable[Update]) -> None:
-        sums: dict[int, Vector] = {}
-        for row_id, vector in updates:
-            old = sums.get(row_id, [0.0] * self.dim)
-            sums[row_id] = [a + b for a, b in zip(old, vector, strict=True)]
-        targets = {
-            row_id: [a + b for a, b in zip(self.query(row_id), vector, strict=True)]
-            for row_id, vector in sums.items()
-        }
-        for row_id, target in targets.items():
-            for row, bucket in self.places(row_id):
-                for column, value in enumerate(target):
-                    place = (row, bucket, column)
-                    self.numbers[place] = max(self.numbers[place], value)
+    def add(self, updates: Iterable[tuple[int, np.ndarray]]) -> None:
+        """One update: equal ids are summed, and all are read before any bucket is raised."""
+        sums: dict[int, np.ndarray] = {}
+        for i, value in updates:
+            sums[i] = sums.get(i, 0.0) + value
+        targets = {i: self.query(i) + value for i, value in sums.items()}
+        for i, target in targets.items():
+            self.raise_to(i, target)
 
-    def folded(self, one: float, other: float) -> float:
-        return max(one, other)
+    def raise_to(self, i: int, target: np.ndarray) -> None:
+        for j in range(self.hashes.depth):
+            bucket = self.bucket(j, i)
+            self.counters[j, bucket] = np.maximum(self.counters[j, bucket], target)
+
+    def joined(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+        return np.maximum(left, right)

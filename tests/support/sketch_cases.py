@@ -43,7 +43,7 @@ def over(kind: str, tensors: dict[str, Tensor]) -> Sketch:
     """A sketch on the tensors of another."""
     options = {} if kind == "count-sketch" else {"conservative": kind == "conservative"}
     form = so.CountSketch if kind == "count-sketch" else so.CountMinSketch
-    return form.over(**{"rounds": None, **tensors}, **options)
+    return form.over(**tensors, **options)
 
 
 class Stream(NamedTuple):
@@ -132,5 +132,5 @@ def true_totals(operations: list) -> dict[int, Tensor]:
 
 
 def readings(sketch: Sketch) -> Tensor:
-    """The table in the units that queries use."""
-    return sketch.table.float() * sketch.scale
+    """The counters in the units that queries use."""
+    return sketch.counters.float() * sketch.scale

@@ -1,0 +1,76 @@
+"""Stochastic rounding: golden numbers, bits that are unrelated, and numbers that stay unbiased."""
+
+import math
+
+import pytest
+import rounding_specification as specification
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sketchoptim import _rounding
+
+LAST_BIT = 2.0**-7  # of a bfloat16 between 1 and 2
+
+
+def test_the_finaliser_gives_its_published_output():
+    assert specification.finalise(1) == 0x514E28B7
+
+
+@pytest.mark.parametrize(("key", "row_id"), specification.NOISE)
+def test_noise_is_the_golden_one(key, row_id):
+    expected = specification.NOISE[key, row_id]
+    columns = specification.COLUMNS
+    assert tuple(specification.noise_of(key, row_id, column) for column in columns) == expected
+    found = _rounding.noise(key, torch.tensor([row_id]), max(columns) + 1)
+    assert tuple(found[0, list(columns)].tolist()) == expected
+
+
+@given(
+    st.integers(0, 2**32 - 1), st.lists(st.integers(0, 2**32 - 1), max_size=5), st.integers(1, 40)
+)
+def test_noise_follows_the_specification(key, ids, dim):
+    found = _rounding.noise(key, torch.tensor(ids, dtype=torch.int64), dim)
+    expected = [[specification.noise_of(key, i, column) for column in range(dim)] for i in ids]
+    assert found.dtype == torch.int32
+    assert found.shape == (len(ids), dim)
+    assert found.tolist() == expected
+
+
+def test_noise_is_uniform():
+    noise = _rounding.noise(12345, torch.arange(1000), 1000)
+    counts = torch.bincount(noise.flatten() >> 6, minlength=1024).double()
+    chi_square = ((counts - counts.mean()).square() / counts.mean()).sum().item()
+    assert abs(chi_square - 1023) < 4 * math.sqrt(2 * 1023)
+
+
+@pytest.mark.parametrize("moved", ["key", "id", "column"])
+def test_noise_of_neighbours_is_uncorrelated(moved):
+    one = _rounding.noise(7, torch.arange(1000), 1001)
+    other = {
+        "key": lambda: _rounding.noise(8, torch.arange(1000), 1001)[:, :1000],
+        "id": lambda: _rounding.noise(7, torch.arange(1, 1001), 1001)[:, :1000],
+        "column": lambda: one[:, 1:],
+    }[moved]()
+    pair = torch.stack([one[:, :1000].flatten(), other.flatten()]).double()
+    assert abs(torch.corrcoef(pair)[0, 1].item()) < 4 / 1000  # of a million pairs
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_rounding_is_unbiased(share, sign):
+    x = torch.full((200, 100), sign * (1 + share * LAST_BIT))
+    rounded = _rounding.to_bfloat16(x, _rounding.noise(3, torch.arange(200), 100))
+    magnitudes = rounded.float() * sign
+    assert set(magnitudes.unique().tolist()) == {1.0, 1.0 + LAST_BIT}
+    ups = (magnitudes > 1).double().mean().item()
+    assert abs(ups - share) < 4 * math.sqrt(share * (1 - share) / x.numel())
+
+
+@given(st.lists(st.floats(width=16), min_size=1, max_size=20))
+def test_a_number_that_bfloat16_has_is_not_rounded(numbers):
+    x = torch.tensor(numbers).bfloat16()
+    noise = torch.full((len(numbers),), 2**16 - 1, dtype=torch.int32)
+    torch.testing.assert_close(
+        _rounding.to_bfloat16(x.float(), noise), x, rtol=0, atol=0, equal_nan=True
+    )
