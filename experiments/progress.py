@@ -16,7 +16,6 @@ from rich.progress import (
 from .machine import readable_bytes
 from .training import Training
 
-_TITLE_WIDTH = 20
 _TIME_WIDTH = len("0:00:00")
 _NUMBERS_WIDTH = len("loss 10.000, state 1.234 GB, 1,000,000 rows/s")
 _BAR_WIDTH = 12
@@ -29,8 +28,9 @@ def progress_bar(console: Console, training: Training) -> Iterator[Callable[[flo
     A narrow console shows no bar, fewer numbers, and of a long title only its beginning.
     """
     title = training.settings.resolved_method.title
-    if len(title) > _TITLE_WIDTH:
-        title = f"{title[: _TITLE_WIDTH - 1]}…"
+    title_width = max(1, console.width // 4)
+    if len(title) > title_width:
+        title = f"{title[: title_width - 1]}…"
     counts_width = 2 * len(str(training.total_steps)) + 1
     # one blank after each of the first three columns, and another after the bar
     width = console.width - len(title) - counts_width - _TIME_WIDTH - 3

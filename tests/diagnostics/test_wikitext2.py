@@ -14,11 +14,10 @@ from experiments.settings import TrainSettings
 from experiments.tasks import NextWords
 from experiments.training import Training
 
-DATA = Path(os.environ.get("SKETCHOPTIM_DATA", Path(__file__).parents[3] / "shared" / "data"))
+DATA = Path(os.environ.get("SKETCHOPTIM_DATA", "")) / "wikitext-2"
 
 pytestmark = pytest.mark.skipif(
-    not (DATA / "wikitext-2").is_dir(),
-    reason=f"WikiText-2 is not at {DATA / 'wikitext-2'}; set SKETCHOPTIM_DATA to its parent folder",
+    not DATA.is_dir(), reason="SKETCHOPTIM_DATA names no folder that has wikitext-2 in it"
 )
 
 LINEAR = so.Sketched(granularity="element", ratio=1 / 50)
@@ -33,7 +32,7 @@ MEMORIES = {
 
 @pytest.fixture(scope="module")
 def corpus():
-    return read_wikitext(DATA / "wikitext-2")
+    return read_wikitext(DATA)
 
 
 @pytest.mark.parametrize(("memory", "factor"), MEMORIES.values(), ids=MEMORIES)

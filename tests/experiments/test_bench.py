@@ -9,8 +9,7 @@ from rich.console import Console
 from torch import nn
 from typer.testing import CliRunner
 
-from sketchoptim._cli import build_app
-from experiments.bench import measure, methods, run_bench, selected
+from experiments.bench import measure, methods
 from experiments.bench.cases import (
     CASES,
     Case,
@@ -20,8 +19,11 @@ from experiments.bench.cases import (
     TrainingShape,
 )
 from experiments.bench.gradients import WordFrequencies
-from experiments.bench.measure import Entrant, Timing, interleaved
+from experiments.bench.measure import Entrant, Timing, measure_in_turn
 from experiments.bench.methods import BY_NAME, RIVALS
+from experiments.bench.session import bench_settings, run_bench
+from experiments.bench.tables import comparison_table, ratio_table, training_table
+from experiments.commands import build_app
 from sketchoptim.ops import cpu
 
 OURS = ("lean", "row-wise", "exact", "paper-v-only", "paper-mv", "paper-mv-bf16", "linear-mv")
@@ -69,7 +71,7 @@ def small_caches():
 
 
 @pytest.fixture
-def law():
+def frequencies():
     return WordFrequencies(np.array([8.0, 4.0, 2.0, 1.0, 1.0]), source="five words")
 
 
@@ -96,6 +98,39 @@ def test_a_run_prints_every_method_and_writes_json_and_pictures(finished):
     assert kept == json.loads(json.dumps(report.as_dict()))
     for name in ("steps.png", "scaling.png", "training.png"):
         assert (folder / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_every_table_names_processor_and_simd_level(finished):
+    report, printed, _ = finished
+    facts = report.machine
+    conditions = (
+        f"1 thread, wall time, {facts['processor']}, torch on {facts['simd']}, "
+        f"our kernels {facts['kernels']}"
+    )
+    tables = len(report.steps) + len(report.scaling) + len(report.training)
+    assert " ".join(printed.split()).count(conditions) == tables + 2  # ratios, fixed costs
+
+
+def test_tables_fit_60_columns_and_lose_no_number(finished):
+    report, _, _ = finished
+    comparison, ratios = report.steps[0], [c.ratio(c.results[-1]) for c in report.steps]
+    numbers = {
+        comparison_table(comparison, report, narrow()): [f"{ratios[0]:.3f}"],
+        ratio_table(report, narrow()): [f"{ratio:.3f}" for ratio in ratios],
+        training_table(report.training[0], report, narrow()): ["optimizer", "forward"],
+    }
+    for table, expected in numbers.items():
+        console = narrow()
+        console.print(table)
+        printed = console.file.getvalue()
+        assert max(map(len, printed.splitlines())) <= 60
+        assert "…" not in printed
+        for number in expected:
+            assert number in printed
+
+
+def narrow() -> Console:
+    return Console(width=60, file=io.StringIO())
 
 
 def test_the_json_holds_medians_quartiles_ratios_and_what_they_depend_on(finished):
@@ -154,15 +189,16 @@ def test_missing_counts_are_replaced_by_zipfs_law_loudly(tmp_path, monkeypatch):
     console = Console(record=True, width=200, file=io.StringIO())
     nothing = Settings(parts=(), methods=("lean",))
     report = run_bench(nothing, output=tmp_path, console=console)
-    assert "ids are drawn by Zipf's law" in console.export_text()
+    printed = console.export_text()
+    assert "ids follow Zipf's law instead; name them with --counts, or set SKETCHOPTIM" in printed
     assert report.ids == "Zipf's law, NOT the counts of LM1B"
 
 
 # -- gradients -------------------------------------------------------------------------------
 
 
-def test_a_raw_gradient_is_what_an_embedding_leaves(law):
-    batch = law.raw(5, 3, 40, seed=1)
+def test_a_raw_gradient_is_what_an_embedding_leaves(frequencies):
+    batch = frequencies.raw(5, 3, 40, seed=1)
     table = nn.Embedding(5, 3, sparse=True)
     table(batch.ids).backward(batch.values)
     expected = table.weight.grad
@@ -173,31 +209,31 @@ def test_a_raw_gradient_is_what_an_embedding_leaves(law):
     assert batch.touched == expected.coalesce()._nnz()
 
 
-def test_a_coalesced_gradient_has_distinct_ascending_rows(law):
-    batch = law.coalesced(5, 3, 4, seed=1)
+def test_a_coalesced_gradient_has_distinct_ascending_rows(frequencies):
+    batch = frequencies.coalesced(5, 3, 4, seed=1)
     assert batch.gradient.is_coalesced()
     assert batch.touched == batch.entries == 4
     assert (batch.ids.diff() > 0).all()
 
 
-def test_the_distinct_form_of_a_raw_gradient_touches_the_same_rows(law):
-    batch = law.raw(5, 3, 10, seed=2)
+def test_the_distinct_form_of_a_raw_gradient_touches_the_same_rows(frequencies):
+    batch = frequencies.raw(5, 3, 10, seed=2)
     assert torch.equal(batch.distinct._indices()[0], batch.ids.unique())
 
 
 @pytest.mark.parametrize("rows", [5, 3])
-def test_tokens_follow_the_counts_of_the_words_that_the_table_has(law, rows):
-    drawn = law.tokens(rows, 20_000, np.random.default_rng(0))
-    expected = law.counts[:rows] / law.counts[:rows].sum()
+def test_tokens_follow_the_counts_of_the_words_that_the_table_has(frequencies, rows):
+    drawn = frequencies.tokens(rows, 20_000, np.random.default_rng(0))
+    expected = frequencies.counts[:rows] / frequencies.counts[:rows].sum()
     shares = np.bincount(drawn.numpy(), minlength=rows) / 20_000
     assert np.abs(shares - expected).max() < 0.02
 
 
-def test_the_first_distinct_word_of_a_text_follows_the_counts(law):
+def test_the_first_distinct_word_of_a_text_follows_the_counts(frequencies):
     generator = np.random.default_rng(0)
-    firsts = [law.distinct(5, 1, generator).item() for _ in range(4_000)]
+    firsts = [frequencies.distinct(5, 1, generator).item() for _ in range(4_000)]
     shares = np.bincount(firsts, minlength=5) / 4_000
-    assert np.abs(shares - law.counts / law.counts.sum()).max() < 0.04
+    assert np.abs(shares - frequencies.counts / frequencies.counts.sum()).max() < 0.04
 
 
 def test_too_few_counts_get_a_clear_error(tmp_path):
@@ -211,11 +247,11 @@ def test_too_few_counts_get_a_clear_error(tmp_path):
 
 @pytest.mark.parametrize("name", [name for name in BY_NAME if name != "fbgemm"])
 def test_a_step_moves_the_touched_rows_and_no_others(name):
-    law = WordFrequencies.zipf(rows=200)
+    frequencies = WordFrequencies.zipf(rows=200)
     parameter = nn.Parameter(torch.ones(200, 8))
     rival = BY_NAME[name]
     method = rival.build(parameter, rival.memory)
-    batch = law.coalesced(200, 8, 30, seed=0)
+    batch = frequencies.coalesced(200, 8, 30, seed=0)
     method.prepare(batch)
     with torch.sparse.check_sparse_tensor_invariants(False):
         method.step()
@@ -224,7 +260,7 @@ def test_a_step_moves_the_touched_rows_and_no_others(name):
 
 
 def test_fbgemm_moves_the_touched_rows_and_no_others():
-    reason = methods.absent((BY_NAME["fbgemm"],)).get("fbgemm")
+    reason = methods.absence_reasons((BY_NAME["fbgemm"],)).get("fbgemm")
     if reason is not None:
         pytest.skip(f"FBGEMM is {reason}")
     method = methods.FbgemmStepper(nn.Parameter(torch.zeros(200, 8)))
@@ -237,14 +273,15 @@ def test_fbgemm_moves_the_touched_rows_and_no_others():
 
 
 def test_the_sketch_in_torch_operations_uses_no_native_kernel(monkeypatch):
-    def fail(*_):
-        raise AssertionError("native")
-
-    monkeypatch.setattr(cpu, "NativeStep", fail)
+    calls = []
+    monkeypatch.setattr(cpu.CpuKernels, "prepare", lambda *_, **__: calls.append("native"))
     rival = BY_NAME["torch-ops-lean"]
-    method = rival.build(nn.Parameter(torch.ones(50, 4)), rival.memory)
+    parameter = nn.Parameter(torch.ones(50, 4))
+    method = rival.build(parameter, rival.memory)
     method.prepare(WordFrequencies.zipf(rows=50).coalesced(50, 4, 3, seed=0))
     method.step()
+    assert calls == []
+    assert (parameter != 1).any()
 
 
 @pytest.mark.parametrize(
@@ -278,6 +315,28 @@ def test_ideal_state_traffic_is_never_more_than_the_state_there_and_back(name):
     assert 0 < state <= 2 * method.state_bytes()
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        # 50 of 1,000 rows meet 41 x (1 - (1 - 1 / 41) ^ 50) buckets of 3 hash rows
+        ("lean", 2 * 3 * 41 * (1 - (40 / 41) ** 50) * 4),
+        # and by element 66 x (1 - (1 - 1 / 66) ^ 50) buckets of 8 numbers
+        ("paper-v-only", 2 * 3 * 66 * (1 - (65 / 66) ** 50) * 8 * 4),
+        ("paper-mv", 2 * 2 * 3 * 66 * (1 - (65 / 66) ** 50) * 8 * 4),
+    ],
+)
+def test_ideal_bytes_of_a_sketch_count_the_expected_buckets(name, expected):
+    sizes = {"rows": 1000, "dim": 8, "entries": 50, "touched": 50}
+    found = BY_NAME[name].ideal_bytes(**sizes) - BY_NAME["sgd"].ideal_bytes(**sizes)
+    assert found == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("name", ["lean", "paper-v-only", "linear-v"])
+def test_a_sketch_of_the_default_depth_is_the_method_itself(name):
+    assert BY_NAME[name].with_depth(3) == BY_NAME[name]
+    assert BY_NAME[name].with_depth(2).memory.second.depth == 2
+
+
 def test_half_the_table_bytes_make_half_the_ideal_state_traffic():
     sizes = {"rows": 1000, "dim": 8, "entries": 50, "touched": 50}
     stateless = BY_NAME["sgd"].ideal_bytes(**sizes)
@@ -290,7 +349,7 @@ def test_an_fbgemm_for_another_torch_is_reported_not_raised(monkeypatch):
         raise OSError("undefined symbol")
 
     monkeypatch.setattr(methods, "_fbgemm_modules", broken)
-    assert "another torch" in methods.absent(RIVALS)["fbgemm"]
+    assert "another torch" in methods.absence_reasons(RIVALS)["fbgemm"]
 
 
 # -- measuring -------------------------------------------------------------------------------
@@ -315,7 +374,7 @@ class Recorder:
 def test_repetitions_take_the_batches_in_turn_after_one_that_does_not_count():
     first, second = Recorder(), Recorder()
     entrants = {"a": Entrant(first, ["x", "y"], 1), "b": Entrant(second, ["z"], 1)}
-    timings = interleaved(entrants, seconds=0.0, least=3, flusher=None)
+    timings = measure_in_turn(entrants, seconds=0.0, least=3, flusher=None)
     assert first.events == ["x", "step", "x", "step", "y", "step", "x", "step"]
     assert second.events == ["z", "step"] * 4
     assert {name: timing.repetitions for name, timing in timings.items()} == {"a": 3, "b": 3}
@@ -342,7 +401,7 @@ def test_the_default_cases_are_those_of_the_readme():
 
 
 def test_chosen_methods_always_bring_the_baseline():
-    assert selected(methods=["lean"]).methods == ("sparse-adam", "lean")
+    assert bench_settings(methods=["lean"]).methods == ("sparse-adam", "lean")
 
 
 @pytest.mark.parametrize(

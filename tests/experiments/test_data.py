@@ -1,9 +1,9 @@
-import re
-
 import numpy as np
 import pytest
 
 from experiments.data import DataSettings, find_data
+
+WIKITEXT2 = DataSettings(kind="wikitext", path="wikitext-2", get="download it from there")
 
 
 @pytest.mark.parametrize(
@@ -22,12 +22,23 @@ def test_data_is_read_below_the_data_folder(tmp_path, monkeypatch, settings, fil
     assert len(DataSettings(**settings).read(tmp_path / file).train) == len(corpus.train)
 
 
-def test_missing_data_is_reported_with_the_way_to_get_it(tmp_path, monkeypatch):
-    monkeypatch.setenv("SKETCHOPTIM_DATA", str(tmp_path))
-    settings = DataSettings(kind="wikitext", path="wikitext-2", get="download it from there")
-    message = f"no data at {tmp_path / 'wikitext-2'}: download it from there; then name it with"
-    with pytest.raises(FileNotFoundError, match=re.escape(message)):
-        find_data(settings)
+@pytest.mark.parametrize(
+    ("folder", "problem"),
+    [(None, "SKETCHOPTIM_DATA is not set; "), ("nowhere", "no data at nowhere/wikitext-2; ")],
+)
+def test_missing_data_is_reported_with_the_option_the_content_and_the_source(
+    monkeypatch, folder, problem
+):
+    monkeypatch.delenv("SKETCHOPTIM_DATA", raising=False)
+    if folder is not None:
+        monkeypatch.setenv("SKETCHOPTIM_DATA", folder)
+    with pytest.raises(FileNotFoundError) as raised:
+        find_data(WIKITEXT2)
+    message = str(raised.value)
+    assert message.startswith(problem)
+    assert "name the data with --data, or set SKETCHOPTIM_DATA to a folder" in message
+    assert "'wikitext-2' in it, which is wiki.train.tokens" in message
+    assert message.endswith("to get it: download it from there")
 
 
 @pytest.mark.parametrize(

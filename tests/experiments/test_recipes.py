@@ -3,11 +3,12 @@ from pathlib import Path
 
 import pytest
 
+import experiments.studies
 import sketchoptim as so
 from experiments.data import DataSettings
 from experiments.recipes import SweepSettings, load_recipe, parse_recipe, recipe_names
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+STUDIES = Path(experiments.studies.__file__).parent
 TEXT = """
 title = "A test"
 reference = "none"
@@ -50,8 +51,8 @@ def test_every_packaged_recipe_is_valid_and_has_a_small_size(name):
     assert recipe.contestants["lean"].method.memory == so.Memory.of("lean")
 
 
-@pytest.mark.parametrize("path", sorted(BENCHMARKS.glob("*.toml")), ids=lambda path: path.stem)
-def test_every_recipe_of_the_benchmarks_is_valid(path):
+@pytest.mark.parametrize("path", sorted(STUDIES.glob("*.toml")), ids=lambda path: path.stem)
+def test_every_recipe_of_the_studies_is_valid(path):
     assert load_recipe(str(path)).sizes["small"].train.steps > 0
 
 
@@ -107,6 +108,8 @@ def test_methods_are_chosen_by_name():
         ("table_lr = 1\n", "table_lr = inf\n", "table_lr must be finite and > 0, got inf"),
         ("seeds = [4, 5]", "seeds = 4", "test: small.seeds must be a list, got 4"),
         ("seeds = [4, 5]", "seeds = []", "test: small: seeds must be at least one, got none"),
+        ("seeds = [4, 5]", "log_every = 0", "test: small: log_every must be >= 1, got 0"),
+        ("perplexity = 57.63", 'perplexity = "low"', "paper.perplexity must be a number, got 'low"),
         (
             'memory = "exact"',
             "options = { bettas = 1 }",
@@ -127,6 +130,14 @@ def test_a_mistake_is_named_with_its_key_and_what_is_allowed(before, after, mess
     text = TEXT.replace(before, after)
     if before == "[small]":
         text = text.replace("[small.", "[tiny.")
+    with pytest.raises(ValueError, match=re.escape(message)):
+        parse_recipe("test", text)
+
+
+@pytest.mark.parametrize("name", ["../lean", "a/b", "/lean", "..", ".hidden", "", "a b", "-x"])
+def test_a_method_cannot_be_named_so_that_it_leaves_its_folder(name):
+    text = TEXT.replace("methods.own", f'methods."{name}"')
+    message = f"test: methods.{name}: a method's name must be letters, digits, '-', '_' and '.'"
     with pytest.raises(ValueError, match=re.escape(message)):
         parse_recipe("test", text)
 

@@ -1,3 +1,4 @@
+import html
 import io
 import math
 import re
@@ -7,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 from rich.console import Console
+from tiny_recipe import write_text
 
 from experiments.checkpoints import read_json
 from experiments.recipes import parse_recipe
@@ -17,14 +19,14 @@ from experiments.reproduction import reproduce
 from experiments.runs import run_in, run_settings
 
 RECIPE = """
-title = "Numbers & signs"
+title = "Numbers & <b>signs</b>"
 reference = "none"
 [data]
 kind = "text"
 path = "text.txt"
 held_out = 0.1
 [small]
-about = "tiny"
+about = "tiny <i>about</i>"
 test_words = 200
 seeds = [3, 4]
 [small.model]
@@ -46,6 +48,7 @@ title = "Adam"
 memory = "exact"
 paper = { perplexity = 105.14 }
 [methods.lean]
+title = "[red]lean[/], $x_<u>1</u>"
 small = { table_lr = [0.1] }
 """
 
@@ -70,8 +73,7 @@ class Launches:
 @pytest.fixture(scope="module")
 def output(tmp_path_factory):
     folder = tmp_path_factory.mktemp("reproduced")
-    lines = (" ".join(str(i * i % 37) for i in range(n, n + 9)) + "\n" for n in range(200))
-    (folder / "text.txt").write_text("".join(lines), encoding="utf-8")
+    write_text(folder / "text.txt")
     return folder
 
 
@@ -81,11 +83,11 @@ def launches(output):
 
 
 @pytest.fixture(scope="module")
-def made(launches, output):
+def reproduction(launches, output):
     return reproduce(
         parse_recipe("tiny", RECIPE),
         "small",
-        command="sketchoptim reproduce tiny --small",
+        command="experiments reproduce tiny --small",
         launch=launches,
         output=output,
         console=Console(quiet=True),
@@ -93,40 +95,40 @@ def made(launches, output):
 
 
 @pytest.fixture(scope="module")
-def page(made, output):
-    return write_report(made, output)
+def page(reproduction, output):
+    return write_report(reproduction, output)
 
 
-def test_rates_are_swept_with_the_first_seed_and_the_best_get_the_others(made, launches):
+def test_rates_are_swept_with_the_first_seed_and_the_best_get_the_others(reproduction, launches):
     swept = [launch for launch in launches.list if launch[3] == 3]
     assert {launch[1] for launch in swept if launch[0] == "exact"} >= {0.01, 0.1}
     assert {launch[1] for launch in swept if launch[0] == "lean"} == {0.1}
-    for finding in made.findings:
+    for finding in reproduction.findings:
         valid = {(table, body): found for table, body, found in finding.valid_by_rate}
         assert valid[finding.table_lr, finding.body_lr] == min(valid.values())
         assert [result["about"]["train"]["seed"] for result in finding.results] == [3, 4]
         assert (finding.name, finding.table_lr, finding.body_lr, 4) in launches.list
 
 
-def test_no_run_is_made_twice(launches, made):
+def test_no_run_is_made_twice(launches, reproduction):
     assert len(set(launches.list)) == len(launches.list)
 
 
-def test_methods_start_from_the_same_loss(made):
-    first = [finding.results[0]["losses"][0] for finding in made.findings]
+def test_methods_start_from_the_same_loss(reproduction):
+    first = [finding.results[0]["losses"][0] for finding in reproduction.findings]
     assert first[0] == first[1]
 
 
-def test_all_findings_are_in_the_json_file(made, output):
+def test_all_findings_are_in_the_json_file(reproduction, output):
     plain = read_json(output / "results.json")
-    assert plain["command"] == "sketchoptim reproduce tiny --small"
+    assert plain["command"] == "experiments reproduce tiny --small"
     exact, lean = plain["findings"]
     assert exact["paper"] == {"perplexity": 105.14}
-    assert lean["results"][1]["test"] == made.findings[1].results[1]["test"]
+    assert lean["results"][1]["test"] == reproduction.findings[1].results[1]["test"]
 
 
-def test_the_table_has_the_papers_numbers_beside_ours(made):
-    columns, rows = comparison(made)
+def test_the_table_has_the_papers_numbers_beside_ours(reproduction):
+    columns, rows = comparison(reproduction)
     exact, lean = (dict(zip(columns, row, strict=True)) for row in rows)
     assert exact["paper: perplexity"] == "105.14"
     assert lean["paper: perplexity"] == ""
@@ -134,20 +136,35 @@ def test_the_table_has_the_papers_numbers_beside_ours(made):
     assert exact["of Adam's"] == "100.000%"
     assert float(lean["of Adam's"].rstrip("%")) < 20
     console = Console(record=True, width=200, file=io.StringIO())
-    console.print(comparison_table(made, console))
-    assert "Numbers & signs" in console.export_text()
+    console.print(comparison_table(reproduction, console))
+    printed = console.export_text()
+    assert "Numbers & <b>signs</b>" in printed
+    assert "[red]lean[/], $x_<u>1</u>" in printed
 
 
-def test_a_narrow_terminal_gets_fewer_columns_but_whole_numbers(made):
+def test_a_narrow_terminal_gets_fewer_columns_but_whole_numbers(reproduction):
     console = Console(file=io.StringIO(), width=60)
-    console.print(comparison_table(made, console))
+    console.print(comparison_table(reproduction, console))
     printed = console.file.getvalue()
-    columns, rows = comparison(made)
+    assert max(map(len, printed.splitlines())) <= 60
+    columns, rows = comparison(reproduction)
     assert "…" not in printed
     assert "the page has more columns" in printed
-    for title in (f"test {made.recipe.metric}", "state of tables"):
+    for title in (f"test {reproduction.recipe.metric}", "state of tables"):
         for row in rows:
             assert row[columns.index(title)] in printed
+
+
+def test_long_titles_are_wrapped_and_numbers_stay_whole_in_60_columns(reproduction):
+    exact, lean = reproduction.findings
+    long = replace(exact, title="Adam with a title longer than any table can show in one line")
+    changed = replace(reproduction, findings=[long, lean])
+    console = Console(file=io.StringIO(), width=60)
+    console.print(comparison_table(changed, console))
+    printed = console.file.getvalue()
+    assert max(map(len, printed.splitlines())) <= 60
+    assert "…" not in printed
+    assert "100.000%" in printed
 
 
 def test_a_curve_reaches_its_target_between_two_points():
@@ -157,23 +174,23 @@ def test_a_curve_reaches_its_target_between_two_points():
     assert first_below(curve, 2.0) == math.inf
 
 
-def test_a_method_that_diverged_is_reported_as_such(made, tmp_path):
-    exact, lean = made.findings
+def test_a_method_that_diverged_is_reported_as_such(reproduction, tmp_path):
+    exact, lean = reproduction.findings
     broken = {**lean.results[0], "valid": None, "test": None, "evaluations": []}
     del broken["peak_memory_bytes"]
     findings = [exact, replace(lean, results=[broken, broken])]
-    columns, rows = comparison(replace(made, findings=findings))
+    columns, rows = comparison(replace(reproduction, findings=findings))
     row = dict(zip(columns, rows[1], strict=True))
     assert row["test perplexity"] == "diverged"
     assert row["s to Adam's best"] == "never"
     assert row["peak memory"] == ""
-    assert write_report(replace(made, findings=findings), tmp_path).exists()
+    assert write_report(replace(reproduction, findings=findings), tmp_path).exists()
 
 
-def test_a_share_of_no_state_is_left_empty(made, tmp_path):
-    exact, lean = made.findings
+def test_a_share_of_no_state_is_left_empty(reproduction, tmp_path):
+    exact, lean = reproduction.findings
     stateless = [{**result, "table_state_bytes": 0} for result in exact.results]
-    changed = replace(made, findings=[replace(exact, results=stateless), lean])
+    changed = replace(reproduction, findings=[replace(exact, results=stateless), lean])
     columns, rows = comparison(changed)
     assert [row[columns.index("of Adam's")] for row in rows] == ["", ""]
     assert rows[0][columns.index("state of tables")] == "0 B"
@@ -182,8 +199,8 @@ def test_a_share_of_no_state_is_left_empty(made, tmp_path):
 
 @pytest.mark.parametrize("points", [1, 3])
 @pytest.mark.parametrize("state_bytes", [0, 1000])
-def test_one_method_alone_is_drawn(made, tmp_path, points, state_bytes):
-    lean = made.findings[1]
+def test_one_method_alone_is_drawn(reproduction, tmp_path, points, state_bytes):
+    lean = reproduction.findings[1]
     results = [
         {
             **result,
@@ -193,7 +210,7 @@ def test_one_method_alone_is_drawn(made, tmp_path, points, state_bytes):
         }
         for result in lean.results[:1]
     ]
-    alone = replace(made, findings=[replace(lean, results=results)])
+    alone = replace(reproduction, findings=[replace(lean, results=results)])
     assert write_report(alone, tmp_path).exists()
     for name, points_shown in (("steps", points), ("loss", points)):
         axes = figures(alone)[name][1].axes[0]
@@ -203,11 +220,13 @@ def test_one_method_alone_is_drawn(made, tmp_path, points, state_bytes):
         assert all(low <= x <= high for x in line.get_xdata())
 
 
-def test_what_was_not_measured_is_not_called_diverged(made, tmp_path):
-    setting = replace(made.recipe.sizes["small"], test_words=0)
-    recipe = replace(made.recipe, sizes={"small": setting})
-    findings = [replace(finding, valid_by_rate=[(0.1, 0.003, None)]) for finding in made.findings]
-    page = write_report(replace(made, recipe=recipe, findings=findings), tmp_path)
+def test_what_was_not_measured_is_not_called_diverged(reproduction, tmp_path):
+    setting = replace(reproduction.recipe.sizes["small"], test_words=0)
+    recipe = replace(reproduction.recipe, sizes={"small": setting})
+    findings = [
+        replace(finding, valid_by_rate=[(0.1, 0.003, None)]) for finding in reproduction.findings
+    ]
+    page = write_report(replace(reproduction, recipe=recipe, findings=findings), tmp_path)
     text = page.read_text(encoding="utf-8")
     assert "not measured" in text
     assert "diverged" not in text
@@ -229,9 +248,16 @@ def test_the_page_needs_no_other_file(page):
 
 def test_the_page_has_table_command_setting_and_versions(page):
     text = page.read_text(encoding="utf-8")
-    for shown in ("Numbers &amp; signs", "105.14", "sketchoptim reproduce tiny", "torch 2"):
+    for shown in ("Numbers &amp; ", "105.14", "experiments reproduce tiny", "torch 2"):
         assert shown in text
     assert '"samples": 5' in text.replace("&quot;", '"')
+
+
+def test_the_text_of_a_recipe_is_no_markup_on_the_page(page):
+    text = page.read_text(encoding="utf-8")
+    assert not re.search("<[biu]>", text)
+    for shown in ("<b>signs</b>", "<i>about</i>", "$x_<u>1</u>"):
+        assert html.escape(shown) in text
 
 
 def test_the_pictures_are_written_as_png_too(page):
