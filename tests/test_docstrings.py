@@ -8,15 +8,20 @@ from pathlib import Path
 import pytest
 import torch
 
+import experiments
 import sketchoptim
 
-ROOT = Path(sketchoptim.__file__).parent
+ROOTS = [Path(package.__file__).parent for package in (sketchoptim, experiments)]
 
 
 def modules_with_examples() -> list[str]:
     """By their text, so that finding them imports nothing."""
-    paths = [path for path in ROOT.rglob("*.py") if ">>> " in path.read_text(encoding="utf-8")]
-    names = [path.relative_to(ROOT.parent).with_suffix("").as_posix() for path in sorted(paths)]
+    names = [
+        path.relative_to(root.parent).with_suffix("").as_posix()
+        for root in ROOTS
+        for path in sorted(root.rglob("*.py"))
+        if ">>> " in path.read_text(encoding="utf-8")
+    ]
     return [name.replace("/", ".").removesuffix(".__init__") for name in names]
 
 
@@ -25,7 +30,7 @@ def imported(name: str):
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.startswith("sketchoptim"):
+        if error.name is None or error.name.startswith(("sketchoptim", "experiments")):
             raise
         pytest.skip(f"{name} needs {error.name}")
 
@@ -49,9 +54,7 @@ def test_the_examples_of_a_module_give_what_they_say(name):
 
 
 def test_the_examples_are_found():
-    assert {"sketchoptim", "sketchoptim._sketch", "sketchoptim.optim._adam"} <= {
-        *modules_with_examples()
-    }
+    assert {"sketchoptim", "sketchoptim._sketch", "experiments.sweep"} <= {*modules_with_examples()}
 
 
 def test_an_example_that_is_wrong_fails():
@@ -63,7 +66,11 @@ def test_every_test_that_the_source_or_the_docs_name_exists():
     tests = Path(__file__).parent
     named = {
         match.groups()
-        for path in (*ROOT.rglob("*.py"), *tests.parent.glob("docs/**/*.md"))
+        for folder, pattern in (
+            *((root, "*.py") for root in ROOTS),
+            (tests.parent / "docs", "*.md"),
+        )
+        for path in folder.rglob(pattern)
         for match in re.finditer(
             r"tests/([\w/]+\.py)(?:::(test_\w+))?", path.read_text(encoding="utf-8")
         )

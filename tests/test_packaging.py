@@ -2,6 +2,7 @@ import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
@@ -29,11 +30,31 @@ def test_import_needs_no_optional_dependency():
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
+def test_the_experiments_are_built_without_torch_and_with_their_data(tmp_path):
+    tree = tmp_path / "experiments"
+    ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", "build")
+    shutil.copytree(ROOT / "experiments", tree, ignore=ignored)
+    program = (
+        "import sys; sys.modules['torch'] = None; "
+        f"from setuptools.build_meta import build_wheel; build_wheel({str(tmp_path)!r})"
+    )
+    files = {
+        path.relative_to(tmp_path).as_posix()
+        for path in tree.rglob("*.*")
+        if path.name not in ("README.md", "pyproject.toml")
+    }
+    subprocess.run([sys.executable, "-c", program], cwd=tree, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as content:
+        assert files == {name for name in content.namelist() if ".dist-info/" not in name}
+
+
 @pytest.fixture
 def build_with_broken_cmake(tmp_path):
     """Builds a wheel of this source tree on a machine whose cmake runs but always fails."""
     tree = tmp_path / "tree"
-    shutil.copytree(ROOT / "src", tree / "src")
+    for folder in ("src", "experiments"):
+        shutil.copytree(ROOT / folder, tree / folder)
     for name in ("pyproject.toml", "CMakeLists.txt", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tree)
     cmake = tmp_path / "cmake"
@@ -54,15 +75,19 @@ def build_with_broken_cmake(tmp_path):
     return build
 
 
-def test_a_failing_native_build_falls_back_to_a_pure_python_wheel(
+def test_a_failing_native_build_falls_back_to_a_pure_python_wheel_of_the_library_alone(
     build_with_broken_cmake, tmp_path
 ):
     built = build_with_broken_cmake(SKETCHOPTIM_REQUIRE_NATIVE="0")
     assert built.returncode == 0, built.stderr
     assert "CMake configuration failed - retrying" in built.stdout
-    assert [wheel.name for wheel in tmp_path.glob("*.whl")] == [
-        f"sketchoptim-{sketchoptim.__version__}-py3-none-any.whl"
-    ]
+    (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.name == f"sketchoptim-{sketchoptim.__version__}-py3-none-any.whl"
+    with zipfile.ZipFile(wheel) as content:
+        folders = {name.partition("/")[0] for name in content.namelist()}
+        scripts = content.read(f"{wheel.name.split('-py3')[0]}.dist-info/entry_points.txt").decode()
+    assert folders == {"sketchoptim", f"sketchoptim-{sketchoptim.__version__}.dist-info"}
+    assert scripts.split() == ["[console_scripts]", "sketchoptim", "=", "sketchoptim._cli:main"]
 
 
 def test_a_failing_native_build_is_an_error_where_native_is_required(

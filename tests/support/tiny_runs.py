@@ -205,8 +205,8 @@ def _plans() -> dict[str, Plan]:
         named[f"RMSprop, {name}"] = Plan(so.RMSprop, memory, {"weight_decay": 0.1})
     named["Adagrad, filled"] = Plan(so.Adagrad, "lean", {"initial_accumulator_value": 0.1})
     for name in ("lean", "exact", "paper-mv", "top singular twice", "linear, cleaned and folded"):
-        named[f"SGD, {name}"] = Plan(so.SGD, MEMORIES[name], {"dampening": 0.1})
-    named["SGD, nesterov"] = Plan(so.SGD, "paper-mv", {"nesterov": True})
+        named[f"SGD, {name}"] = Plan(so.SGD, MEMORIES[name], {"momentum": 0.9, "dampening": 0.1})
+    named["SGD, nesterov"] = Plan(so.SGD, "paper-mv", {"momentum": 0.9, "nesterov": True})
     named["SGD, no momentum"] = Plan(so.SGD, "paper-mv", {"momentum": 0.0})
     return named
 
