@@ -1,4 +1,4 @@
-"""bfloat16 tables in the kernels: right in the mean, the same on every run, and never frozen."""
+"""bfloat16 counters in the kernels: unbiased, the same on every run, and never frozen."""
 
 import copy
 import math
@@ -6,6 +6,8 @@ import math
 import pytest
 import torch
 from backends import LEVELS, needs_native, stepping_by
+from collision_free import collision_free_ids
+from gradients import sparse
 from step_cases import Case, gradient
 from torch import Tensor
 
@@ -30,36 +32,42 @@ FORMS = {
 every_form = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 
 
-def in_bfloat16(form: dict, rows: int) -> Sketched:
-    return Sketched(width=rows, depth=DEPTH, dtype=torch.bfloat16, **form)
+def in_bfloat16(form: dict, width: int) -> Sketched:
+    return Sketched(width=width, depth=DEPTH, dtype=torch.bfloat16, **form)
 
 
 class Run:
-    """A sketched optimizer in which every row has buckets of its own, stepped by the kernels."""
+    """A sketched optimizer on rows that share no bucket, stepped by the kernels."""
 
-    def __init__(self, optimizer: str, memory: Memory, rows: int, dim: int, **options) -> None:
-        self.parameter = torch.nn.Parameter(torch.zeros(rows, dim))
+    def __init__(
+        self, optimizer: str, form: dict, rows: int, dim: int, *, name: str = "second", **options
+    ) -> None:
+        width = 2 * rows
+        self.ids = collision_free_ids(rows, width, DEPTH)
+        self.parameter = torch.nn.Parameter(torch.zeros(int(self.ids[-1]) + 1, dim))
+        memory = Memory(**{"first": None, "second": None, name: in_bfloat16(form, width)})
         group = {"params": [self.parameter], "memory": memory}
         self.optimizer = getattr(so, optimizer)([group], **options)
-        self.step(torch.zeros(rows, dim))
-        for name, tensor in self.state.items():
-            if name.endswith("_words"):
-                tensor.copy_(_hashing.injective(rows, DEPTH))
+        self.name = name
 
     def step(self, *gradients: Tensor) -> None:
         with stepping_by(LEVELS[-1]) as taken:
             for values in gradients:
-                self.parameter.grad = values
+                self.parameter.grad = sparse(self.ids, values, tuple(self.parameter.shape))
                 self.optimizer.step()
         assert taken.native == len(gradients)
 
-    @property
-    def state(self) -> dict:
-        return self.optimizer.state[self.parameter]
-
-    def readings(self, name: str) -> Tensor:
-        """What each hash row says, ``[depth, width, dim]``."""
-        return self.state[f"{name}_counters"].float() * self.state[f"{name}_scale"].item()
+    def readings(self) -> Tensor:
+        """The reading of each row in each hash row, ``[depth, rows, dim]``."""
+        state = self.optimizer.state[self.parameter]
+        counters, words, scale = (
+            state[f"{self.name}_{part}"] for part in ("counters", "words", "scale")
+        )
+        buckets = _hashing.buckets(words, self.ids, counters.shape[1])
+        readings = counters[torch.arange(DEPTH).unsqueeze(1), buckets].float() * scale
+        if self.name == "second":
+            return readings
+        return readings * _hashing.signs(words, self.ids).unsqueeze(-1)
 
 
 def size_of(form: dict) -> tuple[int, int]:
@@ -71,10 +79,9 @@ def size_of(form: dict) -> tuple[int, int]:
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
 def test_a_second_moment_is_rounded_up_as_often_as_its_mean_needs(form, share):
     rows, dim = size_of(form)
-    memory = Memory(None, in_bfloat16(form, rows))
-    run = Run("Adagrad", memory, rows, dim, initial_accumulator_value=1.0)
+    run = Run("Adagrad", form, rows, dim, initial_accumulator_value=1.0)
     run.step(torch.full((rows, dim), math.sqrt(share * LAST_BIT)))
-    readings = run.readings("second")
+    readings = run.readings()
     assert set(readings.unique().tolist()) == {1.0, 1.0 + LAST_BIT}
     ups = (readings.amin(0) > 1).double().mean().item()
     assert abs(ups - share) < 4 * math.sqrt(share * (1 - share) / (rows * dim))
@@ -84,10 +91,10 @@ def test_a_second_moment_is_rounded_up_as_often_as_its_mean_needs(form, share):
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_a_first_moment_is_rounded_away_from_zero_as_often_as_its_mean_needs(decay, sign):
     rows, dim, share = 10, 2000, 0.3
-    sketch = in_bfloat16({"granularity": "element", "decay": decay}, rows)
-    run = Run("SGD", Memory(sketch), rows, dim, momentum=0.5)
+    form = {"granularity": "element", "decay": decay}
+    run = Run("SGD", form, rows, dim, name="first", momentum=0.5)
     run.step(torch.full((rows, dim), sign * (1 + share * LAST_BIT)))
-    readings = run.readings("first") * sign
+    readings = run.readings() * sign
     assert set(readings.unique().tolist()) == {1.0, 1.0 + LAST_BIT}
     ups = (readings.median(0).values > 1).double().mean().item()
     assert abs(ups - share) < 4 * math.sqrt(share * (1 - share) / (rows * dim))
@@ -95,12 +102,12 @@ def test_a_first_moment_is_rounded_away_from_zero_as_often_as_its_mean_needs(dec
 
 @every_form
 def test_every_hash_row_rounds_a_row_alike(form):
-    # Each for itself they would drift apart, and the least of them would sink below the mean.
+    # Independently rounded they would drift apart, and the least of them would be biased.
     rows, dim = (4, 40) if form.get("granularity") == "element" else (160, 1)
-    run = Run("RMSprop", Memory(None, in_bfloat16(form, rows)), rows, dim, alpha=0.99)
+    run = Run("RMSprop", form, rows, dim, alpha=0.99)
     generator = torch.Generator().manual_seed(0)
     run.step(*(torch.randn(rows, dim, generator=generator) for _ in range(600)))
-    readings = run.readings("second")
+    readings = run.readings()
     spread = (readings.amax(0) - readings.amin(0)).mean() / readings.mean()
     assert spread < 0.01
 
@@ -108,11 +115,11 @@ def test_every_hash_row_rounds_a_row_alike(form):
 @every_form
 def test_rounding_bits_differ_between_steps_and_between_numbers(form):
     rows, dim = size_of(form)
-    run = Run("RMSprop", Memory(None, in_bfloat16(form, rows)), rows, dim, alpha=0.0)
+    run = Run("RMSprop", form, rows, dim, alpha=0.0)
     patterns = []
     for _ in range(2):
         run.step(torch.full((rows, dim), math.sqrt(1 + LAST_BIT / 2)))
-        patterns.append(run.readings("second").amin(0).flatten() > 1)
+        patterns.append(run.readings().amin(0).flatten() > 1)
         assert not torch.equal(patterns[-1][:-1], patterns[-1][1:])
     agreeing = (patterns[0] == patterns[1]).double().mean().item()
     assert abs(agreeing - 0.5) < 4 * 0.5 / math.sqrt(rows * dim)
@@ -127,12 +134,12 @@ SQUARES = [1.24] * 100 + [0.057] * 1000
 @every_form
 def test_a_second_moment_follows_the_gradients_down(form):
     rows, dim = (4, 64) if form.get("granularity") == "element" else (256, 1)
-    run = Run("RMSprop", Memory(None, in_bfloat16(form, rows)), rows, dim, alpha=0.998)
+    run = Run("RMSprop", form, rows, dim, alpha=0.998)
     run.step(*(torch.full((rows, dim), math.sqrt(square)) for square in SQUARES))
     true = 0.0
     for square in SQUARES:
         true = 0.998 * true + 0.002 * square
-    assert run.readings("second").amin(0).mean().item() == pytest.approx(true, rel=0.03)
+    assert run.readings().amin(0).mean().item() == pytest.approx(true, rel=0.03)
 
 
 @every_form

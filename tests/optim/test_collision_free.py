@@ -1,7 +1,6 @@
 """A sketch without collisions is exact storage of its granularity that decays as it does.
 
-The hash is one of the family under which every row has buckets of its own; signs stay random. The
-exact form is
+The seed is one under which every row has a bucket of its own in every hash row. The exact form is
 
 - for the paper's and the bucket form, whose buckets move only when their row does, `Exact` or
   `RowWise`, which move touched rows alone;
@@ -14,6 +13,7 @@ import math
 import backends
 import pytest
 import torch
+from collision_free import collision_free_seed
 from gradients import STREAMS, densified, start
 from torch import nn
 
@@ -42,20 +42,8 @@ MOMENTA = {
 }
 
 
-@pytest.fixture
-def width(request, monkeypatch):
-    """A width at which the hash, for the length of the test, sends every row to its own bucket."""
-    seeded, width = _hashing.seeded, getattr(request, "param", SHAPE[0])
-
-    def collision_free(seed, parameter, depth):
-        own_buckets = _hashing.injective(width, depth)
-        return torch.cat([own_buckets[:, :2], seeded(seed, parameter, depth)[:, 2:]], 1)
-
-    monkeypatch.setattr(_hashing, "seeded", collision_free)
-    return width
-
-
-every_width = pytest.mark.parametrize("width", [SHAPE[0], 37, 64], indirect=True)
+WIDTH = 512
+every_width = pytest.mark.parametrize("width", [WIDTH, 1000])
 
 
 def run(name, memory, kind, options, *, backend=None):
@@ -121,16 +109,17 @@ def check_close(found, expected):
     assert (found - start(SHAPE)).abs().max() > 0.1  # it went somewhere
 
 
-def sketched(width, form, granularity="element"):
-    return so.Sketched(width=width, granularity=granularity, **FORMS[form])
+def sketched(form, granularity="element", *, width=WIDTH):
+    seed = collision_free_seed(SHAPE[0], width)
+    return so.Sketched(width=width, granularity=granularity, seed=seed, **FORMS[form])
 
 
 @pytest.mark.parametrize("kind", STREAMS)
 @pytest.mark.parametrize("form", ["paper", "bucket"])
 @pytest.mark.parametrize("granularity", ["element", "row"])
 @pytest.mark.parametrize("name", SECOND_ONLY)
-def test_item_wise_second_moments_equal_exact_ones(width, name, granularity, form, kind):
-    memory = so.Memory(None, sketched(width, form, granularity))
+def test_item_wise_second_moments_equal_exact_ones(name, granularity, form, kind):
+    memory = so.Memory(None, sketched(form, granularity))
     exact = so.Memory(None, so.Exact() if granularity == "element" else so.RowWise())
     expected = run(name, exact, kind, SECOND_ONLY[name])
     for backend in BACKENDS:
@@ -140,8 +129,8 @@ def test_item_wise_second_moments_equal_exact_ones(width, name, granularity, for
 @pytest.mark.parametrize("kind", STREAMS)
 @pytest.mark.parametrize("form", ["linear", "conservative"])
 @pytest.mark.parametrize("name", SECOND_ONLY)
-def test_linear_second_moments_by_element_equal_torch(width, name, form, kind):
-    memory = so.Memory(None, sketched(width, form))
+def test_linear_second_moments_by_element_equal_torch(name, form, kind):
+    memory = so.Memory(None, sketched(form))
     options = dict(SECOND_ONLY[name])
     own = {**options, "betas": (0.0, options["betas"][1])} if "betas" in options else options
     expected = run_torch(name, kind, own)
@@ -152,8 +141,8 @@ def test_linear_second_moments_by_element_equal_torch(width, name, form, kind):
 @pytest.mark.parametrize("kind", STREAMS)
 @pytest.mark.parametrize("form", ["linear", "conservative"])
 @pytest.mark.parametrize("name", SECOND_ONLY)
-def test_linear_second_moments_by_row_equal_exact_ones(width, name, form, kind):
-    memory = so.Memory(None, sketched(width, form, "row"))
+def test_linear_second_moments_by_row_equal_exact_ones(name, form, kind):
+    memory = so.Memory(None, sketched(form, "row"))
     expected = run_rows_by_hand(name, kind, SECOND_ONLY[name])
     for backend in BACKENDS:
         check_close(run(name, memory, kind, SECOND_ONLY[name], backend=backend), expected)
@@ -162,14 +151,14 @@ def test_linear_second_moments_by_row_equal_exact_ones(width, name, form, kind):
 @pytest.mark.parametrize("kind", STREAMS)
 @pytest.mark.parametrize("form", ["linear", "paper", "bucket"])
 @pytest.mark.parametrize("momentum", MOMENTA)
-def test_sketched_momentum_equals_exact_momentum(width, momentum, form, kind):
+def test_sketched_momentum_equals_exact_momentum(momentum, form, kind):
     options = MOMENTA[momentum]
     if form == "linear":
         expected = run_torch("SGD", kind, options)
     else:
         expected = run("SGD", so.Memory(so.Exact()), kind, options)
     for backend in BACKENDS:
-        memory = so.Memory(sketched(width, form))
+        memory = so.Memory(sketched(form))
         check_close(run("SGD", memory, kind, options, backend=backend), expected)
 
 
@@ -180,11 +169,11 @@ def test_adam_with_both_moments_sketched_equals_exact_adam(width, form, kind):
     options = SECOND_ONLY["Adam"]
     if form in ("linear", "ratio"):
         expected = run_torch("Adam", kind, options)
-        storage = sketched(width, "linear")
+        storage = sketched("linear", width=width)
         memory = so.Memory(storage, storage, form="ratio" if form == "ratio" else "moments")
     else:
         expected = run("Adam", so.Memory(so.Exact(), so.Exact()), kind, options)
-        memory = so.Memory(sketched(width, form), sketched(width, form))
+        memory = so.Memory(sketched(form, width=width), sketched(form, width=width))
     for backend in BACKENDS:
         check_close(run("Adam", memory, kind, options, backend=backend), expected)
 
@@ -194,18 +183,22 @@ def test_adam_with_both_moments_sketched_equals_exact_adam(width, form, kind):
     # Over sparse gradients only those forms that are lazy as the exact first moment is.
     [("paper", "sparse"), ("bucket", "sparse"), *((form, "dense") for form in FORMS)],
 )
-def test_an_exact_first_moment_beside_a_sketched_second_one_equals_exact_adam(width, form, kind):
+def test_an_exact_first_moment_beside_a_sketched_second_one_equals_exact_adam(form, kind):
     options = SECOND_ONLY["Adam"]
     expected = run("Adam", so.Memory(so.Exact(), so.Exact()), kind, options)
     for backend in BACKENDS:
-        memory = so.Memory(so.Exact(), sketched(width, form))
+        memory = so.Memory(so.Exact(), sketched(form))
         check_close(run("Adam", memory, kind, options, backend=backend), expected)
 
 
 @every_width
 def test_the_hash_of_these_tests_has_no_collisions_but_both_signs(width):
-    words = _hashing.seeded(0, 0, 3)
-    ids = torch.arange(SHAPE[0])
+    parameter = nn.Parameter(start(SHAPE))
+    groups = [{"params": [parameter], "memory": so.Memory(sketched("linear", width=width))}]
+    optimizer = so.SGD(groups, momentum=0.9)
+    parameter.grad = torch.ones(SHAPE)
+    optimizer.step()
+    words, ids = optimizer.state[parameter]["first_words"], torch.arange(SHAPE[0])
     for row in _hashing.buckets(words, ids, width):
         assert row.unique().numel() == SHAPE[0]
     assert _hashing.signs(words, ids).unique().tolist() == [-1.0, 1.0]

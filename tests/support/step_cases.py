@@ -31,8 +31,6 @@ class Case:
     steps: int = 2
     seed: int = 0
     options: dict[str, Any] = field(default_factory=dict)
-    is_whole: bool = False
-    """Gradients are one or two, so that few bits hold what becomes of them."""
 
     @property
     def storages(self) -> list[Storage]:
@@ -78,7 +76,7 @@ class Outcome:
 def run(case: Case) -> Outcome:
     """The outcome of the case, by whichever backend is in force."""
     generator = torch.Generator().manual_seed(case.seed)
-    start = _numbers(case, case.shape, generator)
+    start = _numbers(case.shape, generator)
     parameter = torch.nn.Parameter(start.to(case.dtype))
     group = {"params": [parameter], "memory": case.memory}
     optimizer = getattr(so, case.optimizer)([group], **{"lr": 0.125, **case.options})
@@ -87,7 +85,7 @@ def run(case: Case) -> Outcome:
         warnings.filterwarnings("ignore", ".*active rows a bucket a step", UserWarning)
         for step in range(case.steps):
             parameter.grad = gradient(case, generator)
-            if step == 0 and not case.is_whole:
+            if step == 0:
                 state = bind(optimizer, parameter, optimizer.param_groups[0], (), None).state
                 optimizer.state[parameter] = state
                 _scatter_(state, generator)
@@ -107,9 +105,9 @@ def _scatter_(state: dict[str, Any], generator: torch.Generator) -> None:
 def gradient(case: Case, generator: torch.Generator) -> Tensor:
     """The next gradient of the case's pattern."""
     if case.pattern == "dense":
-        return _numbers(case, case.shape, generator).to(case.dtype)
+        return _numbers(case.shape, generator).to(case.dtype)
     ids = _ids(case, generator)
-    values = _numbers(case, (ids.numel(), *case.shape[1:]), generator).to(case.dtype)
+    values = _numbers((ids.numel(), *case.shape[1:]), generator).to(case.dtype)
     uncoalesced = sparse(ids, values, case.shape)
     return uncoalesced.coalesce() if case.pattern == "coalesced" else uncoalesced
 
@@ -136,11 +134,7 @@ def _ids(case: Case, generator: torch.Generator) -> Tensor:
             return drawn
 
 
-def _numbers(case: Case, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    if case.is_whole:
-        rows = shape[:1] + (1,) * (len(shape) - 1)
-        sizes = 2.0 ** torch.randint(2, rows, generator=generator)
-        return sizes * (1.0 - 2 * torch.randint(2, shape, generator=generator))
+def _numbers(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     sizes = 10.0 ** torch.empty(shape[:1]).uniform_(-3, 1, generator=generator)
     numbers = torch.randn(shape, generator=generator)
     numbers *= sizes.reshape(shape[:1] + (1,) * (len(shape) - 1))
@@ -242,31 +236,4 @@ def cases(
         steps=draw(st.integers(1, 3)),
         seed=draw(seeds),
         options=draw(options(optimizer)),
-    )
-
-
-@st.composite
-def whole_cases(draw: st.DrawFn, table_dtype: torch.dtype) -> Case:
-    """Short runs whose moments need few bits, so that a table of half precision can hold them."""
-    case = draw(
-        cases(
-            table_dtype=table_dtype,
-            patterns=("distinct", "ascending", "dense"),
-            rows=(1, 2, 10),
-            row_shapes=((), (2,), (16,), (2, 16)),
-        )
-    )
-    halves: dict[str, dict[str, Any]] = {
-        "Adam": {"betas": (0.5, 0.5)},
-        "AdamW": {"betas": (0.5, 0.5)},
-        "RMSprop": {"alpha": 0.5},
-        "Adagrad": {},
-        "SGD": {"momentum": 0.5},
-    }
-    return replace(
-        case,
-        dtype=torch.float32,
-        steps=draw(st.integers(1, 2)),
-        options={**halves[case.optimizer], "maximize": case.options["maximize"]},
-        is_whole=True,
     )
