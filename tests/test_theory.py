@@ -1,4 +1,4 @@
-"""What is proved, against what sketches and training do."""
+"""The proved bounds, compared with sketches and training runs."""
 
 import math
 
@@ -71,21 +71,6 @@ def test_for_error_builds_the_size_that_theory_says(kind):
     assert (sketch.depth, sketch.width) == size(epsilon=0.1, delta=0.01, items=1000, dim=4)
 
 
-def test_the_errors_of_both_kinds_of_count_min_stay_below_the_guarantee():
-    weights = 1.0 / torch.arange(1, 2001)
-    guarantee = theory.count_min_guarantee(depth=3, width=100)
-    for conservative in (False, True):
-        worse = 0
-        for seed in range(10):
-            sketch = so.CountMinSketch(3, 100, 1, conservative=conservative, seed=seed)
-            for _ in range(3):
-                sketch.add_(torch.arange(2000), weights.unsqueeze(1))
-            error = sketch.query(torch.arange(2000)).squeeze(1) - 3 * weights
-            assert error.min() >= -1e-4
-            worse += int((error > guarantee.epsilon * 3 * weights.sum()).sum())
-        assert worse / 20_000 <= guarantee.delta
-
-
 def test_the_form_of_the_paper_can_underestimate():
     table = torch.nn.Parameter(torch.zeros(2, 1))
     paper = so.Sketched(width=1, granularity="element", decay="paper")
@@ -93,8 +78,8 @@ def test_the_form_of_the_paper_can_underestimate():
     for row, gradient in ((0, 1.0), (1, 0.0)):
         table.grad = gradients.sparse(torch.tensor([row]), torch.tensor([[gradient]]), (2, 1))
         optimizer.step()
-    # row 0 has 0.5 and was not touched again, but row 1, which has nothing, halved their bucket
-    assert optimizer.state[table]["second_table"].flatten().tolist() == [0.25] * 3
+    # Row 0 has 0.5 and got no second gradient, but row 1, which has zero, halved their bucket.
+    assert optimizer.state[table]["second_counters"].flatten().tolist() == [0.25] * 3
 
 
 # A run whose constants are all known: f(x) is the sum over rows of p * sum of sqrt(1 + x^2) over
@@ -148,7 +133,7 @@ def test_training_stays_below_the_bound(conservative):
         assert min(found[:steps]) <= bound.total
 
 
-def test_the_bound_says_something():
+def test_the_bound_falls_below_the_gradient_at_the_start():
     start = squared_gradients(conservative=True, steps=1)[0]
     assert bound_of_run(conservative=True, steps=2000).total < start / 2
 
@@ -163,18 +148,12 @@ def test_the_bound_is_the_formula_of_its_docstring():
     assert bound.total == pytest.approx(expected)
 
 
-def test_collisions_cost_a_conservative_table_nothing_but_speed():
+def test_a_conservative_sketch_has_no_term_for_collisions():
     conservative = theory.convergence_bound(**CONSTANTS)
     plain = theory.convergence_bound(**CONSTANTS, form="plain")
     assert conservative.collisions == 0
     assert conservative.slowdown == plain.slowdown
     assert conservative.total < plain.total
-
-
-def test_a_wider_sketch_and_more_steps_lower_the_bound():
-    start = theory.convergence_bound(**CONSTANTS, form="plain")
-    for better in ({"width": 100}, {"steps": 2000}, {"variance": 0.1}):
-        assert theory.convergence_bound(**CONSTANTS | better, form="plain").total < start.total
 
 
 @pytest.mark.parametrize(
@@ -189,7 +168,7 @@ def test_nothing_is_claimed_where_an_assumption_fails(change, broken):
     assert " > " in str(bound)
 
 
-def test_the_odds_of_failure_count_every_row_and_step():
+def test_the_probability_of_failure_counts_every_row_and_step():
     assert theory.convergence_bound(**CONSTANTS).delta == 1.0
     deep = theory.convergence_bound(**CONSTANTS | {"depth": 20})
     assert deep.delta == pytest.approx(500 * 1000 * math.exp(-20))
@@ -198,13 +177,13 @@ def test_the_odds_of_failure_count_every_row_and_step():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"lr": 0.0}, "lr must be > 0 and finite, got 0.0"),
-        ({"eps": math.inf}, "eps must be > 0 and finite, got inf"),
-        ({"beta2": 1.0}, "beta2 must be >= 0 and < 1, got 1.0"),
-        ({"variance": -1.0}, "variance must be >= 0 and finite, got -1.0"),
-        ({"gap": math.nan}, "gap must be >= 0 and finite, got nan"),
+        ({"lr": 0.0}, "lr must be finite and > 0, got 0.0"),
+        ({"eps": math.inf}, "eps must be finite and > 0, got inf"),
+        ({"beta2": 1.0}, r"beta2 must be in \[0, 1\), got 1.0"),
+        ({"variance": -1.0}, "variance must be finite and >= 0, got -1.0"),
+        ({"gap": math.nan}, "gap must be finite and >= 0, got nan"),
         ({"steps": 0}, "steps must be >= 1, got 0"),
-        ({"form": "paper"}, 'form must be "conservative" or "plain"'),
+        ({"form": "paper"}, r"form must be one of \['conservative', 'plain'\], got 'paper'"),
     ],
 )
 def test_constants_out_of_range_are_refused(change, message):

@@ -1,26 +1,30 @@
-"""What is proved: sizes from error bounds, error bounds from sizes, and a bound for training.
+"""Proved bounds: sketch sizes from errors, errors from sketch sizes, and convergence of training.
 
-`docs/theory.md` derives all of it. Sizes are what `CountMinSketch.for_error` and
-`CountSketch.for_error` build.
+`docs/theory.md` has the proofs. `CountMinSketch.for_error` and `CountSketch.for_error` build the
+sizes.
 """
 
 import math
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
-# A hash row of a count-sketch misses with at most this probability; medians do the rest.
+from ._validation import check_choice, check_number, check_positive, check_positive_int
+
+Form = Literal["conservative", "plain"]
+
+# A hash row of a count-sketch exceeds its error with at most this probability.
 _MISS = 1 / 8
 
 
 class SketchSize(NamedTuple):
-    """Hash rows, and buckets in each."""
+    """The number of hash rows, and of buckets in each."""
 
     depth: int
     width: int
 
 
 class Guarantee(NamedTuple):
-    """An error of at most `epsilon` norms, for all items and columns, but with odds of `delta`."""
+    """With probability `1 - delta`, every error is at most `epsilon` times the norm."""
 
     epsilon: float
     delta: float
@@ -29,9 +33,10 @@ class Guarantee(NamedTuple):
 def count_min_size(*, epsilon: float, delta: float, items: int = 1, dim: int = 1) -> SketchSize:
     """The smallest count-min sketch that overestimates by at most ``epsilon * l1 norm``.
 
-    In one hash row, the others' share in an item's bucket is ``l1 norm / width`` in the mean, so it
-    exceeds ``e`` times that with probability ``1 / e`` at most (Markov), and does so in all `depth`
-    independent rows with ``e ** -depth``. For all ``items * dim`` numbers at once::
+    In one hash row, the expected contribution of other items to an item's bucket is
+    ``l1 norm / width``. It exceeds ``e`` times that with probability at most ``1 / e`` (Markov),
+    and in all `depth` independent rows with probability at most ``e ** -depth``. For all
+    ``items * dim`` numbers at once::
 
         width >= e / epsilon,    depth >= ln(items * dim / delta)
 
@@ -46,9 +51,9 @@ def count_min_size(*, epsilon: float, delta: float, items: int = 1, dim: int = 1
 def count_sketch_size(*, epsilon: float, delta: float, items: int = 1, dim: int = 1) -> SketchSize:
     """The smallest count-sketch whose estimates are within ``epsilon * l2 norm``; depth is odd.
 
-    A hash row misses by more with probability at most ``1 / (width epsilon^2) = 1/8`` (Chebyshev),
-    and the median of `depth` rows only if half of them do, with at most ``(4 * 1/8 * 7/8) ^
-    (depth / 2)`` (Chernoff)::
+    The error of a hash row is larger with probability at most ``1 / (width epsilon^2) = 1/8``
+    (Chebyshev). The error of the median is larger only if that of half of the `depth` rows is, with
+    probability at most ``(4 * 1/8 * 7/8) ^ (depth / 2)`` (Chernoff)::
 
         width >= 8 / epsilon^2,    depth >= 2.42 ln(items * dim / delta)
 
@@ -62,18 +67,19 @@ def count_sketch_size(*, epsilon: float, delta: float, items: int = 1, dim: int 
 
 
 def count_min_guarantee(*, depth: int, width: int, items: int = 1, dim: int = 1) -> Guarantee:
-    """What `count_min_size` turned around says of a given size; delta is 1 where nothing is sure.
+    """The bound of `count_min_size` for a given size; delta is 1 where it guarantees nothing.
 
     >>> count_min_guarantee(depth=3, width=1386)
     Guarantee(epsilon=0.0019612423004755014, delta=0.049787068367863944)
     """
-    _check_counts(depth=depth, width=width, items=items, dim=dim)
+    for name, count in (("depth", depth), ("width", width), ("items", items), ("dim", dim)):
+        check_positive_int(name, count)
     return Guarantee(math.e / width, min(1.0, items * dim * math.exp(-depth)))
 
 
 @dataclass(frozen=True)
 class Assumption:
-    """One condition of the theorem, ``left <= right``."""
+    """A condition of the theorem, ``left <= right``."""
 
     name: str
     left: float
@@ -89,18 +95,18 @@ class Assumption:
 
 @dataclass(frozen=True)
 class ConvergenceBound:
-    """A bound for the least ``E |gradient of f|^2`` over the steps, and what it consists of."""
+    """A bound of the smallest ``E |gradient of f|^2`` over the steps, and its terms."""
 
     slowdown: float
-    """What everything is multiplied by: the largest denominator of a step, twice."""
+    """The factor of all terms: twice the largest denominator of a step."""
     progress: float
-    """How far there is to go, over the steps: vanishes as they grow."""
+    """The term of the distance to the minimum; it vanishes as the number of steps grows."""
     noise: float
-    """From the variance of the gradients."""
+    """The term of the variance of the gradients."""
     collisions: float
-    """From rows that share a bucket in one step; nothing in a conservative table."""
+    """The term of rows that share a bucket in one step; 0 for a conservative sketch."""
     delta: float
-    """The probability that some estimate was worse than the bound takes into account."""
+    """The probability that the bound fails because some estimate has a larger error."""
     assumptions: tuple[Assumption, ...]
 
     @property
@@ -109,7 +115,7 @@ class ConvergenceBound:
 
     @property
     def total(self) -> float:
-        """The bound; infinite where an assumption fails, since then nothing is proved."""
+        """The bound; infinite where an assumption fails, because then nothing is proved."""
         if not self.holds:
             return math.inf
         return self.slowdown * (self.progress + self.noise + self.collisions)
@@ -135,47 +141,44 @@ def convergence_bound(
     touched: int,
     depth: int,
     width: int,
-    form: Literal["conservative", "plain"] = "conservative",
+    form: Form = "conservative",
 ) -> ConvergenceBound:
-    r"""The theorem of `docs/theory.md`, for steps ``lr * g / (sqrt(v) + eps)`` over a count-min v.
+    """The theorem of `docs/theory.md`, for steps ``lr * g / (sqrt(v) + eps)`` with a count-min v.
 
-    With ``G = largest_gradient``, ``e1 = e / width`` and, for the plain form alone, ``r = depth *
-    touched / width`` (0 for the conservative one)::
+    With ``G = largest_gradient``, ``e1 = e / width``, and ``r = depth * touched / width`` for the
+    plain form, 0 for the conservative one::
 
         min_t E|grad f(x_t)|^2  <=  2 (eps + G sqrt(beta2 (1 + e1 rows))) *
             ( gap / (lr steps)
               + (G sqrt(1 - beta2) / eps^2 * (1 + r) + smoothness lr / (2 eps^2)) variance
               + r G sqrt(1 - beta2) / eps^2 * gradient_norm^2 )
 
-    provided that ``lr <= eps / (2 smoothness)`` and ``sqrt(1 - beta2) <= eps / (4 G)``. Measured
-    runs stay below it (`tests/test_theory.py::test_training_stays_below_the_bound`).
+    if ``lr <= eps / (2 smoothness)`` and ``sqrt(1 - beta2) <= eps / (4 G)``. Measured runs stay
+    below it (`tests/test_theory.py::test_training_stays_below_the_bound`).
 
     Args:
-        lr, eps, beta2: Of RMSprop, or of Adam without first moment and bias correction.
+        lr, eps, beta2: Options of RMSprop, or of Adam without first moment and bias correction.
         smoothness: L, the Lipschitz constant of the gradient of f.
-        largest_gradient: No element of a gradient, full or stochastic, is larger.
-        gradient_norm: No full gradient is longer.
-        variance: Of the stochastic gradient of a step: the sum over all elements.
-        gap: f at the start, minus its least value.
-        steps: T.
-        rows: Rows of the table; elements, where the sketch has one number for each.
-        touched: Rows, or elements, with a gradient in one step, at most.
-        depth, width: Of the sketch.
+        largest_gradient: A bound of every element of a gradient, full or stochastic.
+        gradient_norm: A bound of the l2 norm of the full gradient.
+        variance: Variance of the stochastic gradient of a step, summed over all elements.
+        gap: f at the start, minus its smallest value.
+        steps: Number of steps.
+        rows: Rows of the table; its elements, where the sketch has a number for each.
+        touched: The largest number of rows, or elements, with a gradient in one step.
+        depth, width: Size of the sketch.
         form: "conservative", as in lean, or "plain" with linear decay.
     """
-    _check_counts(steps=steps, rows=rows, touched=touched, depth=depth, width=width)
-    for name, value in (
-        ("lr", lr),
-        ("eps", eps),
-        ("smoothness", smoothness),
-        ("largest_gradient", largest_gradient),
-    ):
-        _check_range(name, value, is_open=True)
-    for name, value in (("gradient_norm", gradient_norm), ("variance", variance), ("gap", gap)):
-        _check_range(name, value)
-    _check_range("beta2", beta2, below=1.0)
-    if form not in ("conservative", "plain"):
-        raise ValueError(f'form must be "conservative" or "plain", got {form!r}')
+    counts = {"steps": steps, "rows": rows, "touched": touched, "depth": depth, "width": width}
+    for name, count in counts.items():
+        check_positive_int(name, count)
+    for name, value in {"lr": lr, "eps": eps, "smoothness": smoothness}.items():
+        check_positive(name, value)
+    check_positive("largest_gradient", largest_gradient)
+    for name, value in {"gradient_norm": gradient_norm, "variance": variance, "gap": gap}.items():
+        check_number(name, value)
+    check_number("beta2", beta2, below=1.0)
+    check_choice("form", form, get_args(Form))
     epsilon, delta = count_min_guarantee(depth=depth, width=width, items=rows * steps)
     shared = depth * touched / width if form == "plain" else 0.0
     fresh = largest_gradient * math.sqrt(1 - beta2) / eps**2
@@ -196,24 +199,7 @@ def convergence_bound(
 
 
 def _check_error(epsilon: float, delta: float, items: int, dim: int) -> None:
-    for name, value in (("epsilon", epsilon), ("delta", delta)):
-        if not 0 < value < 1:
-            raise ValueError(f"{name} must be between 0 and 1, got {value}")
-    _check_counts(items=items, dim=dim)
-
-
-def _check_counts(**counts: int) -> None:
-    for name, count in counts.items():
-        if not count >= 1:
-            raise ValueError(f"{name} must be >= 1, got {count}")
-
-
-def _check_range(
-    name: str, value: float, *, below: float = math.inf, is_open: bool = False
-) -> None:
-    if not (0 <= value < below) or (is_open and value == 0):
-        least, most = (
-            "> 0" if is_open else ">= 0",
-            "finite" if below == math.inf else f"< {below:g}",
-        )
-        raise ValueError(f"{name} must be {least} and {most}, got {value}")
+    check_positive("epsilon", epsilon, below=1.0)
+    check_positive("delta", delta, below=1.0)
+    check_positive_int("items", items)
+    check_positive_int("dim", dim)

@@ -1,8 +1,6 @@
 """Texts -> bags of hashed features: against a naive reading of the definition, and golden ones."""
 
 import re
-import subprocess
-import sys
 from itertools import pairwise
 
 import pytest
@@ -11,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-import sketchoptim as so
 from sketchoptim import _hashing
 from sketchoptim.nn import BagEncoder, Bags, FeatureHashing
 
@@ -54,7 +51,7 @@ def test_features_are_the_hashed_units_of_each_text(unit, texts, features, seed)
 def test_a_text_has_the_same_features_in_any_batch(texts, cut):
     make = FeatureHashing(signed=True)
     whole = make(texts)
-    parts = Bags.joined([make(texts[:cut]), make(texts[cut:])])
+    parts = Bags.concatenate([make(texts[:cut]), make(texts[cut:])])
     for a, b in zip(whole, parts, strict=True):
         assert torch.equal(a, b)
 
@@ -71,28 +68,16 @@ def test_more_texts_than_a_chunk_are_all_there():
 GOLDEN = {
     "trigrams": (
         [
-            [55135, 68184, 7748, 60469, 72367, 54755, 73418, 74198, 7008, 12896],
+            [22947, 32723, 40601, 50046, 31038, 66128, 13279, 61219, 18509, 1231],
             [],
             [
-                57898,
-                1091,
-                42482,
-                2434,
-                11821,
-                63912,
-                18645,
-                77410,
-                51562,
-                73753,
-                17995,
-                27186,
-                74025,
-                12409,
+                *(29986, 14170, 73785, 71321, 38532, 24784, 76571),
+                *(66372, 3230, 60565, 77480, 58241, 45651, 55775),
             ],
         ],
-        "--+++-+-++++--+--+++--+-",
+        "++--+-++-+-------++-++-+",
     ),
-    "words": ([[51101, 34592, 15634], [], [74352, 3721, 55245]], "----+-"),
+    "words": ([[47082, 68531, 6651], [], [47497, 59859, 27445]], "+-+---"),
 }
 
 
@@ -102,17 +87,6 @@ def test_features_are_the_golden_ones(unit):
     ids, signs = GOLDEN[unit]
     assert listed(bags) == ids
     assert "".join("+" if weight > 0 else "-" for weight in bags.weights) == signs
-
-
-def test_another_process_gives_the_same_features():
-    script = (
-        "from sketchoptim.nn import FeatureHashing\n"
-        "print(FeatureHashing(unit='words')(['usr/bin/ls', 'etc']).ids.tolist())"
-    )
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == str(
-        FeatureHashing(unit="words")(["usr/bin/ls", "etc"]).ids.tolist()
-    )
 
 
 @pytest.mark.parametrize("unit", ["trigrams", "words"])
@@ -145,7 +119,7 @@ def test_a_lone_surrogate_is_hashed_like_any_character():
     assert len(listed(FeatureHashing()(["a\udcff"]))[0]) == 4
 
 
-def test_signed_features_keep_inner_products_in_the_mean():
+def test_inner_products_of_signed_features_are_unbiased():
     texts = ["usr/lib/python3/dist-packages", "usr/lib/python3.11/os.py"]
     exact = sum(
         naive_units(texts[0], "trigrams").count(unit) for unit in naive_units(texts[1], "trigrams")
@@ -166,8 +140,8 @@ def test_signed_features_keep_inner_products_in_the_mean():
 @pytest.mark.parametrize(
     ("texts", "error"),
     [
-        ("usr/bin", "got one of them"),
-        (b"usr/bin", "got one of them"),
+        ("usr/bin", "got a single text"),
+        (b"usr/bin", "got a single text"),
         (["a", b"b"], "got bytes at 1"),
         (["a", None], "got NoneType at 1"),
         ([3], "got int at 0"),
@@ -181,13 +155,16 @@ def test_what_is_not_text_is_refused(texts, error):
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"features": 0}, r"features must be in \[1, 2\*\*31\], got 0"),
+        ({"features": 0}, r"features must be in \[1, 2147483648\], got 0"),
         ({"features": 2**31 + 1}, "features must be"),
+        ({"features": 8.0}, "features must be an int, got 8.0"),
         ({"unit": "letters"}, "unit must be one of"),
+        ({"signed": 1}, "signed must be True or False, got 1"),
+        ({"seed": "0"}, "seed must be an int, got '0'"),
     ],
 )
 def test_bad_settings_are_refused(options, error):
-    with pytest.raises(ValueError, match=error):
+    with pytest.raises((ValueError, TypeError), match=error):
         FeatureHashing(**options)
 
 
@@ -270,9 +247,27 @@ def test_weights_that_are_not_finite_are_refused(wrong):
         BagEncoder(10, 4)(*bags)
 
 
+@pytest.mark.parametrize(
+    ("ids", "offsets", "error"),
+    [
+        (torch.zeros(3), torch.zeros(1).long(), "ids must be int64 or int32 .*got torch.float32"),
+        (
+            torch.zeros(2, 2).long(),
+            torch.zeros(1).long(),
+            r"ids must be .* of shape \[2, 2\]; pass",
+        ),
+        (torch.zeros(3).long(), torch.zeros(1), "offsets must be int64 or int32"),
+        ([1, 2], torch.zeros(1).long(), "ids must be a tensor, got"),
+    ],
+)
+def test_bags_of_another_form_are_refused(ids, offsets, error):
+    with pytest.raises(TypeError, match=error):
+        BagEncoder(10, 4)(ids, offsets)
+
+
 def test_features_beyond_the_rows_of_the_encoder_are_refused():
     bags = FeatureHashing(features=1000)(["usr/bin"])
-    with pytest.raises(ValueError, match=r"ids must be in \[0, 9\], got .*; features of the Feat"):
+    with pytest.raises(ValueError, match=r"ids must be in \[0, 9\], got .*; give the Feature"):
         BagEncoder(10, 4)(*bags)
 
 
@@ -281,17 +276,3 @@ def test_the_encoders_sizes_must_be_positive(name):
     sizes = {"features": 4, "dim": 4, "expected": 4} | {name: 0}
     with pytest.raises(ValueError, match=f"{name} must be >= 1, got 0"):
         BagEncoder(sizes["features"], sizes["dim"], expected=sizes["expected"])
-
-
-@pytest.mark.parametrize("optimizer", [so.Adam, so.Adagrad, so.SGD, torch.optim.SparseAdam])
-def test_sparse_optimizers_train_the_table(optimizer):
-    torch.manual_seed(0)  # weights with which not all of the five outputs are cut off at zero
-    encoder = BagEncoder(30, 5)
-    before = encoder.weight.detach().clone()
-    bags = FeatureHashing(features=30)(["usr"])
-    stepping = optimizer([encoder.weight], lr=0.1)
-    encoder(*bags).sum().backward()
-    stepping.step()
-    changed = (encoder.weight != before).any(1).nonzero()[:, 0]
-    assert set(changed.tolist()) <= set(bags.ids.tolist())
-    assert changed.numel()

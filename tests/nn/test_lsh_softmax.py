@@ -1,3 +1,5 @@
+"""The output layer that trains on classes found by SimHash: losses, recall, rebuilds, files."""
+
 import copy
 import io
 import math
@@ -11,7 +13,7 @@ from torch import nn
 
 import sketchoptim as so
 from sketchoptim.nn import LSHSoftmax
-from sketchoptim.nn._pair_logits import pair_logits
+from sketchoptim.nn._row_pairs import pair_logits
 
 
 def head_of(**options):
@@ -80,7 +82,7 @@ def test_gradients_are_those_of_autograd(batch):
     ("bits", "tables", "budget"),
     [(1, 2, 40), (3, 12, 20)],  # the second one's buckets are small, but all together exceed it
 )
-def test_corrected_denominators_are_right_in_the_mean(batch, bits, tables, budget):
+def test_corrected_denominators_are_unbiased(batch, bits, tables, budget):
     hidden, labels = batch
     sizes = {"bits": bits, "tables": tables, "budget": budget, "rebuild_every": 1}
     head = head_of(corrected=True, **sizes)
@@ -294,20 +296,9 @@ def test_a_copy_goes_on_alike_and_apart(batch, copied):
 # Optimizers
 
 
-@pytest.mark.parametrize(
-    "optimizer",
-    [
-        lambda params: torch.optim.SparseAdam(params, lr=0.02),
-        lambda params: so.Adam(params, lr=0.02),
-        lambda params: so.Adam(params, lr=0.02, memory="exact"),
-        lambda params: so.AdamW(params, lr=0.02),
-        lambda params: so.RMSprop(params, lr=0.02),
-        lambda params: so.Adagrad(params, lr=0.05),
-        lambda params: so.SGD(params, lr=0.05),
-    ],
-)
+@pytest.mark.parametrize("optimizer", [torch.optim.SparseAdam, so.Adam])
 @pytest.mark.parametrize("corrected", [False, True])
-def test_every_optimizer_lowers_the_full_loss(optimizer, corrected):
+def test_training_lowers_the_full_loss(optimizer, corrected):
     torch.manual_seed(0)
     embedding = nn.Embedding(200, 16, sparse=True)
     sizes = {"bits": 3, "tables": 6, "negatives": 20, "rebuild_every": 10}
@@ -315,7 +306,7 @@ def test_every_optimizer_lowers_the_full_loss(optimizer, corrected):
     words = torch.randint(200, (64,), generator=generator(1))
     labels = words.roll(1)
     before = head.full_loss(embedding(words), labels)
-    step = optimizer(list(head.parameters()))
+    step = optimizer(list(head.parameters()), lr=0.02)
     for seed in range(40):
         step.zero_grad()
         head(embedding(words), labels, generator=generator(seed)).backward()
@@ -329,19 +320,21 @@ def test_every_optimizer_lowers_the_full_loss(optimizer, corrected):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"bits": 0}, "bits must be >= 1, got 0"),
-        ({"bits": 25}, "bits must be <= 24, got 25"),
+        ({"bits": 0}, r"bits must be in \[1, 24\], got 0"),
+        ({"bits": 25}, r"bits must be .*, got 25; a table has 2.bits buckets"),
         ({"tables": 0}, "tables must be >= 1, got 0"),
         ({"budget": 0}, "budget must be >= 1, got 0"),
         ({"negatives": -1}, "negatives must be >= 0, got -1"),
         ({"rebuild_every": 0}, "rebuild_every must be >= 1, got 0"),
-        ({"seed": 2**32}, r"seed must be in \[0, 2\*\*32 - 1\], got 4294967296"),
+        ({"seed": 2**32}, r"seed must be in \[0, 4294967295\], got 4294967296"),
         ({"seed": -1}, "seed must be in"),
+        ({"rebuild_every": 2.5}, "rebuild_every must be an int, got 2.5"),
+        ({"corrected": "yes"}, "corrected must be True or False, got 'yes'"),
         ({"weight": nn.Parameter(torch.zeros(3, 4))}, r"shape \(40, 8\), got \(3, 4\)"),
     ],
 )
 def test_bad_construction_gets_a_clear_error(arguments, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         LSHSoftmax(8, 40, **arguments)
 
 

@@ -12,8 +12,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sketchoptim as so
-from sketchoptim.nn import LogUniformSampler, LSHSoftmax, SampledSoftmax
-from sketchoptim.nn import _sampled_loss as sampled_loss_module
+from sketchoptim.nn import LogUniformSampler, LSHSoftmax, SampledSoftmax, _loss_sweep
 
 # -- training --------------------------------------------------------------------------------------
 
@@ -34,24 +33,18 @@ def test_tied_weights_get_gradients_from_both_uses():
 
 OPTIMIZERS = {
     "SparseAdam": lambda params: torch.optim.SparseAdam(params, lr=0.02),
-    **{
-        f"{name}-{memory}": lambda params, name=name, memory=memory: getattr(so, name)(
-            params, lr=0.02, memory=memory
-        )
-        for name in ("Adam", "AdamW", "RMSprop", "Adagrad", "SGD")
-        for memory in ("lean", "exact")
-    },
-    **{
-        f"Adam-{memory}": lambda params, memory=memory: so.Adam(params, lr=0.005, memory=memory)
-        for memory in ("paper-mv", "paper-v", "paper-v-only", "row-wise", "rank-one")
-    },
+    "Adam, lean": lambda params: so.Adam(params, lr=0.02),
+    "Adam, exact": lambda params: so.Adam(params, lr=0.02, memory="exact"),
+    "Adam, paper-mv": lambda params: so.Adam(params, lr=0.005, memory="paper-mv"),
+    "Adagrad, lean": lambda params: so.Adagrad(params, lr=0.02),
+    "SGD, lean": lambda params: so.SGD(params, lr=0.02),
 }
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("is_tied", [False, True])
 @pytest.mark.filterwarnings("ignore:the sketch of parameter")
-def test_every_optimizer_trains_both_tables(name, is_tied):
+def test_optimizers_train_both_tables(name, is_tied):
     torch.manual_seed(0)
     embedding = nn.Embedding(200, 16, sparse=True)
     tied = embedding.weight if is_tied else None
@@ -67,17 +60,6 @@ def test_every_optimizer_trains_both_tables(name, is_tied):
         assert all(parameter.grad.is_sparse for parameter in model.parameters())
         optimizer.step()
     assert head.full_loss(embedding(words), labels) < before - 0.05
-
-
-def test_training_on_samples_lowers_the_full_loss(problem):
-    head, hidden, labels = problem
-    before = head.full_loss(hidden, labels)
-    optimizer = torch.optim.SparseAdam(head.parameters(), lr=0.05)
-    for _ in range(50):
-        optimizer.zero_grad()
-        head(hidden, labels, generator=generator(0)).backward()
-        optimizer.step()
-    assert head.full_loss(hidden, labels) < before / 2
 
 
 def test_nan_features_give_a_nan_loss_that_our_optimizers_refuse():
@@ -220,7 +202,7 @@ def test_evaluation_makes_no_matrix_above_one_chunk(method):
 
 
 def test_training_makes_no_matrix_of_all_tokens_and_negatives(monkeypatch):
-    monkeypatch.setattr(sampled_loss_module, "_CHUNK_ELEMENTS", 5_000)
+    monkeypatch.setattr(_loss_sweep, "_CHUNK_ELEMENTS", 5_000)
     head = SampledSoftmax(4, 5_000, samples=300, bias=True)
     hidden, labels = torch.randn(400, 4, requires_grad=True), torch.arange(400)
     with LargestTensor(head) as largest:
@@ -248,6 +230,7 @@ def test_making_a_layer_takes_no_second_copy_of_its_table():
             r"lie in \[0, 39\], got values from -1 to 3; .* ignore_index=-1 if that is padding",
         ),
         (torch.tensor([-100, 40]), ValueError, r"got values from 40 to 40; .* classes > 40"),
+        ([0, 1], TypeError, r"labels must be a tensor, got \[0, 1\]; use torch.as_tensor"),
         (torch.tensor([0.0, 1.0]), TypeError, r"labels must be int64, got torch.float32"),
         (torch.tensor([0, 1, 2]), ValueError, r"hidden must have the shape of labels plus \(8,\)"),
     ],
@@ -265,14 +248,16 @@ def test_bad_labels_get_a_clear_error(labels, error, message, method):
         ({"dim": 0}, "dim must be >= 1, got 0"),
         ({"classes": 0}, "classes must be >= 1, got 0"),
         ({"samples": 0}, "samples must be >= 1, got 0"),
+        ({"samples": 2.5}, "samples must be an int, got 2.5"),
+        ({"ignore_index": None}, "ignore_index must be an int, got None"),
         ({"weight": nn.Parameter(torch.zeros(3, 4))}, r"shape \(40, 8\), got \(3, 4\)"),
-        ({"sampler": LogUniformSampler(39)}, "from 40 classes, got one for 39"),
-        ({"repeats": "unique"}, "repeats must be 'merged', 'kept' or 'redrawn', got 'unique'"),
+        ({"sampler": LogUniformSampler(39)}, "from 40 classes, got one of 39"),
+        ({"repeats": "unique"}, "repeats must be one of .*, got 'unique'"),
         ({"samples": 41, "repeats": "redrawn"}, "samples must be <= classes = 40"),
     ],
 )
 def test_bad_construction_gets_a_clear_error(arguments, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         SampledSoftmax(**{"dim": 8, "classes": 40, "samples": 20, **arguments})
 
 
@@ -288,13 +273,13 @@ def test_bad_options_get_a_clear_error(problem):
     head, hidden, labels = problem
     with pytest.raises(ValueError, match="chunk must be >= 1, got 0"):
         head.full_loss(hidden, labels, chunk=0)
-    with pytest.raises(ValueError, match=r"k must lie in \[1, classes = 40\], got 41"):
+    with pytest.raises(ValueError, match=r"k must be in \[1, 40\], got 41"):
         head.top_k(hidden, 41)
     with pytest.raises(ValueError, match="hidden must not be NaN"):
         head.top_k(hidden * math.nan, 1)
-    with pytest.raises(TypeError, match=r"hidden must be floating point, got torch.int64"):
+    with pytest.raises(TypeError, match=r"hidden must be floating point, got torch.int64; call"):
         head.top_k(hidden.long(), 1)
     with pytest.raises(ValueError, match=r"hidden must have shape \(..., 8\), got \(6, 4\)"):
         head.top_k(hidden[:, :4], 1)
-    with pytest.raises(ValueError, match="reduction must be 'mean', 'sum' or 'none', got 'max'"):
+    with pytest.raises(ValueError, match=r"reduction must be one of .*, got 'max'"):
         head(hidden, labels, reduction="max")

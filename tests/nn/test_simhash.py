@@ -1,3 +1,5 @@
+"""SimHash tables: which vectors share a bucket, how often, and within a budget."""
+
 import math
 
 import pytest
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 from seeds import generator
 
 from sketchoptim.nn import _simhash
-from sketchoptim.nn._simhash import SimHashIndex, meeting_probability
+from sketchoptim.nn._simhash import SimHashIndex, collision_probability
 
 
 def index_of(vectors, *, bits, tables, seed=0, chunk=7):
@@ -15,7 +17,7 @@ def index_of(vectors, *, bits, tables, seed=0, chunk=7):
     return SimHashIndex.build(vectors.split(chunk), planes)
 
 
-def naive_meetings(vectors, queries, planes):
+def naive_matches(vectors, queries, planes):
     """For each query a list of ids, once for each table in which all signs agree."""
     found = []
     for query in queries:
@@ -41,9 +43,9 @@ def test_vectors_are_found_when_all_signs_of_a_table_agree(n, dim, bits, tables,
     queries = torch.randn(3, dim, generator=generator(seed + 1))
     index = index_of(vectors, bits=bits, tables=tables, seed=seed)
     found = index.find(queries, budget=n)
-    expected = [sorted(set(met)) for met in naive_meetings(vectors, queries, index.normals)]
+    expected = [sorted(set(met)) for met in naive_matches(vectors, queries, index.normals)]
     assert [found.ids[found.query == q].tolist() for q in range(3)] == expected
-    assert found.met.tolist() == [len(ids) for ids in expected]
+    assert found.matches.tolist() == [len(ids) for ids in expected]
 
 
 def test_members_are_all_ids_in_every_table():
@@ -55,16 +57,16 @@ def test_members_are_all_ids_in_every_table():
 
 
 @pytest.mark.parametrize("degrees", [10, 45, 80, 120])
-def test_vectors_meet_as_often_as_their_angle_says(degrees):
+def test_vectors_collide_as_often_as_their_angle_says(degrees):
     angle = math.radians(degrees)
     query = torch.tensor([[1.0, 0.0]])
     vector = torch.tensor([[math.cos(angle), math.sin(angle)]])
     rounds, bits, tables = 1_000, 3, 4
     met = sum(
-        index_of(vector, bits=bits, tables=tables, seed=seed).find(query, budget=1).met.item()
+        index_of(vector, bits=bits, tables=tables, seed=seed).find(query, budget=1).matches.item()
         for seed in range(rounds)
     )
-    expected = meeting_probability(torch.tensor(math.cos(angle)), bits=bits, tables=tables).item()
+    expected = collision_probability(torch.tensor(math.cos(angle)), bits=bits, tables=tables).item()
     assert expected == pytest.approx(1 - (1 - (1 - degrees / 180) ** bits) ** tables, rel=1e-5)
     assert abs(met / rounds - expected) < 4.5 * math.sqrt(expected * (1 - expected) / rounds)
 
@@ -73,17 +75,17 @@ def test_vectors_meet_as_often_as_their_angle_says(degrees):
     ("cosine", "expected"),
     [(-1.0, 0.0), (-0.999, 16 * (1 - math.acos(-0.999) / math.pi) ** 15), (1.0, 1.0), (1.1, 1.0)],
 )
-def test_meeting_probabilities_keep_their_digits_at_the_ends(cosine, expected):
-    found = meeting_probability(torch.tensor(cosine, dtype=torch.float64), bits=15, tables=16)
+def test_collision_probabilities_keep_their_digits_at_the_ends(cosine, expected):
+    found = collision_probability(torch.tensor(cosine, dtype=torch.float64), bits=15, tables=16)
     assert found.item() == pytest.approx(expected, rel=1e-12, abs=0)
 
 
-@pytest.mark.parametrize("by_chance", [False, True])
-def test_no_query_finds_more_than_its_budget(by_chance):
+@pytest.mark.parametrize("at_random", [False, True])
+def test_no_query_finds_more_than_its_budget(at_random):
     vectors = torch.randn(400, 6, generator=generator(0))
     queries = torch.randn(30, 6, generator=generator(1))
     index = index_of(vectors, bits=2, tables=5)
-    found = index.find(queries, budget=20, by_chance=by_chance, generator=generator(2))
+    found = index.find(queries, budget=20, at_random=at_random, generator=generator(2))
     everything = index.find(queries, budget=400)
     assert (found.query.bincount(minlength=30) == 20).all()
     kept = set(zip(found.query.tolist(), found.ids.tolist(), strict=True))
@@ -91,14 +93,14 @@ def test_no_query_finds_more_than_its_budget(by_chance):
     assert kept <= set(zip(everything.query.tolist(), everything.ids.tolist(), strict=True))
 
 
-def test_a_small_budget_goes_to_those_met_most_often():
+def test_a_small_budget_goes_to_ids_that_match_in_most_tables():
     vectors = torch.randn(100, 3, generator=generator(0))
     queries = vectors[:10]
     index = index_of(vectors, bits=6, tables=12)
     found = index.find(queries, budget=25, generator=generator(1))
     assert (index.starts.diff() <= 25).all()  # so that no bucket hides any of its ids
-    assert (found.met > 25).all()
-    for query, met in enumerate(naive_meetings(vectors, queries, index.normals)):
+    assert (found.matches > 25).all()
+    for query, met in enumerate(naive_matches(vectors, queries, index.normals)):
         taken = found.ids[found.query == query].tolist()
         least = min(met.count(i) for i in taken)
         assert len(taken) == 25

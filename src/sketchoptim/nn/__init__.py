@@ -1,8 +1,10 @@
 """Layers for huge outputs, whose tables get sparse gradients."""
 
+from ._aggregation import Aggregation
 from ._feature_hashing import BagEncoder, Bags, FeatureHashing
 from ._lsh_softmax import LSHSoftmax
-from ._mach import MACH, Aggregation, recall
+from ._mach import MACH
+from ._metrics import recall
 from ._sampled_softmax import SampledSoftmax
 from ._samplers import LogUniformSampler, Negatives, Repeats, Sampler, UnigramSampler
 

@@ -1,8 +1,8 @@
 """Text as bags of hashed features, ready for `torch.nn.EmbeddingBag`.
 
-A text is the bytes of its UTF-8 form. Its units, three bytes in a row or whole words, become ids
-below 2^32, which the project's hash (`sketchoptim._hashing`) maps to a fixed number of features. So
-there is no vocabulary to build, to ship or to outgrow, and the features of a text are the same in
+A text is the bytes of its UTF-8 encoding. Its units, three consecutive bytes or whole words, become
+ids below 2^32, and the library's hash (`sketchoptim._hashing`) maps these to a fixed number of
+features. So there is no vocabulary to build or to ship, and the features of a text are the same in
 every process and on every machine.
 """
 
@@ -18,27 +18,28 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import _hashing
-from ._checks import check_positive
+from .._validation import check_choice, check_flag, check_int, check_positive_int, check_tensor
 
 Unit = Literal["trigrams", "words"]
 Bytes = npt.NDArray[np.uint8]
 Numbers = npt.NDArray[np.int64]
 
-# sets feature ids apart from those of other users of one seed
+# Separates this hash from other uses of the same seed.
 _PARAMETER = 0x66656174
-# of the polynomial that a word's bytes are the coefficients of: odd, with bits all over
+# Base of the polynomial whose coefficients are the bytes of a word: odd, with well spread bits.
 _WORD_BASE = np.uint64(0x9E3779B97F4A7C15)
-# parts of a word: ASCII letters and digits, and every byte of a character beyond ASCII
-_IS_OF_WORDS = np.array([byte > 127 or chr(byte).isalnum() for byte in range(256)])
+# Bytes of words: ASCII letters and digits, and every byte of a character beyond ASCII.
+_IS_WORD_BYTE = np.array([byte > 127 or chr(byte).isalnum() for byte in range(256)])
+# Texts that are hashed at once: their intermediate arrays stay in the cache.
 _CHUNK = 4096
 
 
 class Bags(NamedTuple):
-    """Ragged batches in the form that `nn.EmbeddingBag` takes: ``table(*bags)``.
+    """A ragged batch in the form that `nn.EmbeddingBag` takes: ``table(*bags)``.
 
     Attributes:
-        ids: features of all texts, one text after the other, int64 or int32 [total].
-        offsets: where each text begins in `ids`, of the same dtype, [texts].
+        ids: the features of all texts, concatenated, int64 or int32 [total].
+        offsets: the position in `ids` where each text begins, same dtype, [texts].
         weights: +1 or -1 for each id, float32 [total], where features are signed; else None.
     """
 
@@ -57,7 +58,7 @@ class Bags(NamedTuple):
         return Bags(self.ids.to(device), self.offsets.to(device), weights)
 
     def take(self, rows: Tensor) -> "Bags":
-        """The bags of some texts, in the order of `rows`, int64 [n]: a batch out of many texts.
+        """The bags of some texts, in the order of `rows`, int64 [n]: a batch of a larger set.
 
         Example:
             >>> bags = Bags(torch.tensor([5, 6, 7, 8]), torch.tensor([0, 1, 3]))
@@ -74,8 +75,8 @@ class Bags(NamedTuple):
         return Bags(self.ids[places], offsets.to(self.offsets.dtype), weights)
 
     @classmethod
-    def joined(cls, parts: Sequence["Bags"]) -> "Bags":
-        """All texts of several batches, one batch after the other."""
+    def concatenate(cls, parts: Sequence["Bags"]) -> "Bags":
+        """The texts of several batches as one batch."""
         starts = accumulate((part.ids.numel() for part in parts), initial=0)
         offsets = [part.offsets + start for part, start in zip(parts, starts, strict=False)]
         weights = [part.weights for part in parts if part.weights is not None]
@@ -86,7 +87,7 @@ class Bags(NamedTuple):
         )
 
     def as_int32(self) -> "Bags":
-        """The same with ids and offsets in int32, which `nn.EmbeddingBag` takes as well."""
+        """The same bags with int32 ids and offsets, which `nn.EmbeddingBag` takes too."""
         return Bags(self.ids.int(), self.offsets.int(), self.weights)
 
 
@@ -94,22 +95,23 @@ class Bags(NamedTuple):
 class FeatureHashing:
     """Texts -> `Bags` of feature ids below `features`.
 
-    "trigrams" are all runs of three bytes of the text with a zero byte before and after it, so a
-    text of n bytes has n of them and a text without bytes has none. "words" are the longest runs
-    of ASCII letters, ASCII digits and bytes of characters beyond ASCII; all else separates them.
-    Nothing is folded: write ``text.lower()`` where case should not count. Units that occur twice
-    are there twice. A text without units is an empty bag, for which an `EmbeddingBag` gives zeros.
+    "trigrams" are all sequences of three consecutive bytes of the text with a zero byte before and
+    after it: a text of n bytes has n trigrams, an empty text none. "words" are the longest
+    sequences of ASCII letters, ASCII digits and bytes of characters beyond ASCII; other bytes
+    separate words. Case counts; pass ``text.lower()`` where it should not. A unit that occurs twice
+    gives its feature twice. A text without units is an empty bag, for which an `EmbeddingBag` gives
+    zeros.
 
-    Two trigrams share a feature with probability at most 1 / features + 2^-32, and so do two words
-    but for those, one pair in 2^32, that share their 32-bit number. With signs, the inner product
-    of two hashed texts is right in the mean, whatever collides
-    (`tests/nn/test_feature_hashing.py::test_signed_features_keep_inner_products_in_the_mean`).
+    Two units share a feature with probability at most 1 / features + 2^-32, except for about one
+    pair in 2^32 (see `sketchoptim._hashing`). With signs, the inner product of two hashed texts is
+    unbiased
+    (`tests/nn/test_feature_hashing.py::test_inner_products_of_signed_features_are_unbiased`).
 
     Args:
-        features: how many there are, the rows of the table; the paper takes 80,000.
+        features: number of features, the rows of the table; the paper uses 80,000.
         unit: "trigrams" or "words".
-        signed: gives each unit a sign, as `Bags.weights`.
-        seed: of the hash.
+        signed: gives each unit a sign, in `Bags.weights`.
+        seed: seed of the hash.
 
     Example:
         >>> hashing = FeatureHashing(features=1000)
@@ -129,26 +131,27 @@ class FeatureHashing:
     _words: npt.NDArray[np.uint64] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if not 1 <= self.features <= _hashing.MAX_WIDTH:
-            raise ValueError(f"features must be in [1, 2**31], got {self.features}")
-        if self.unit not in get_args(Unit):
-            raise ValueError(f"unit must be one of {list(get_args(Unit))}, got {self.unit!r}")
+        check_int("features", self.features, least=1, most=_hashing.MAX_WIDTH)
+        check_choice("unit", self.unit, get_args(Unit))
+        check_flag("signed", self.signed)
+        check_int("seed", self.seed)
         words = _hashing.seeded(self.seed, _PARAMETER, 1)[0].numpy().view(np.uint64)
         object.__setattr__(self, "_words", words)
 
     def __call__(self, texts: Iterable[str]) -> Bags:
-        """The features of each text, in its order; 64-bit ids and offsets."""
+        """The features of each text, in the order of its units; ids and offsets are int64."""
         if isinstance(texts, str | bytes):
-            raise TypeError("texts must be a list of str, got one of them; write [text]")
-        encoded = [_encoded(text, number) for number, text in enumerate(texts)]
+            raise TypeError("texts must be a list of str, got a single text; write [text]")
+        encoded = [_encode(text, number) for number, text in enumerate(texts)]
         ids, counts = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
         signs = [np.zeros(0, dtype=np.float32)]
-        for start in range(0, len(encoded), _CHUNK):  # intermediate arrays stay in the cache
+        for start in range(0, len(encoded), _CHUNK):
             units, units_of_each = self._units(encoded[start : start + _CHUNK])
-            ids.append(self._features(units))
+            mixed = _mix_(units)
+            ids.append(self._features(mixed))
             counts.append(units_of_each)
             if self.signed:
-                signs.append(self._signs(units))
+                signs.append(self._signs(mixed))
         lengths = np.concatenate(counts)
         return Bags(
             torch.from_numpy(np.concatenate(ids)),
@@ -157,44 +160,46 @@ class FeatureHashing:
         )
 
     def _units(self, texts: Sequence[bytes]) -> tuple[npt.NDArray[np.uint64], Numbers]:
-        """Every unit as a number below 2^32, text by text, and how many each text has."""
+        """Every unit as a number below 2^32, text by text, and how many units each text has."""
         data = np.frombuffer(b"\0" + b"\0".join(texts) + b"\0", dtype=np.uint8)
         lengths = np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
-        ends = np.cumsum(lengths + 1)  # the zero byte behind each text
+        ends = np.cumsum(lengths + 1)  # the zero byte after each text
         if self.unit == "words":
             return _words(data, ends)
         wide = data.astype(np.uint64)
         units = (wide[:-2] << np.uint64(16)) | (wide[1:-1] << np.uint64(8)) | wide[2:]
         is_within = np.ones(units.size, dtype=bool)
-        is_within[ends[:-1] - 1] = False  # around a zero byte between two texts
+        is_within[ends[:-1] - 1] = False  # centred on the zero byte between two texts
         return units[is_within], lengths
 
-    def _features(self, units: npt.NDArray[np.uint64]) -> Numbers:
-        # _hashing.buckets() on NumPy's unsigned numbers, whose products wrap as mod 2^64 does
-        mixed = units * self._words[0]
-        mixed += self._words[1]
-        mixed >>= np.uint64(32)
-        mixed *= np.uint64(self.features)
-        mixed >>= np.uint64(32)
-        features: Numbers = mixed.view(np.int64)
+    # `_hashing.buckets` and `_hashing.signs` in NumPy, in place and five times as fast; the tests
+    # compare them.
+
+    def _features(self, mixed: npt.NDArray[np.uint64]) -> Numbers:
+        hashed = mixed * self._words[0]
+        hashed += self._words[1]
+        hashed >>= np.uint64(32)
+        hashed *= np.uint64(self.features)
+        hashed >>= np.uint64(32)
+        features: Numbers = hashed.view(np.int64)
         return features
 
-    def _signs(self, units: npt.NDArray[np.uint64]) -> npt.NDArray[np.float32]:
-        mixed = units * self._words[2] + self._words[3]
-        return np.where(mixed >> np.uint64(63), np.float32(-1), np.float32(1))
+    def _signs(self, mixed: npt.NDArray[np.uint64]) -> npt.NDArray[np.float32]:
+        hashed = mixed * self._words[2] + self._words[3]
+        return np.where(hashed >> np.uint64(63), np.float32(-1), np.float32(1))
 
 
 class BagEncoder(nn.Module):
     """Bags of features -> hidden vectors: relu(sum of the features' rows + bias), [texts, dim].
 
-    The first layer of the paper's Amazon model. Its table gets sparse gradients; it starts from
-    uniform numbers of variance 1 / `expected`, so that a bag of so many features gives hidden
-    numbers near 1.
+    The first layer of the paper's Amazon model. Its table gets sparse gradients. The weights are
+    drawn from a uniform distribution of variance 1 / `expected`, so that the sum over a bag of
+    `expected` features has variance 1.
 
     Args:
-        features: rows of the table, those of the `FeatureHashing` before it.
-        dim: length of a hidden vector.
-        expected: features in a usual bag.
+        features: rows of the table, as many as the features of the `FeatureHashing` before it.
+        dim: size of a hidden vector.
+        expected: number of features in a typical bag.
 
     Example:
         >>> encoder = BagEncoder(1000, 16)
@@ -203,26 +208,34 @@ class BagEncoder(nn.Module):
     """
 
     sparse = True
-    """Whether its table gets sparse gradients: as `nn.Embedding` says it, for `so.plan`."""
+    """Its table gets sparse gradients; `so.plan` reads this as it does of `nn.Embedding`."""
 
     def __init__(self, features: int, dim: int, *, expected: int = 50) -> None:
         super().__init__()
-        check_positive(features=features, dim=dim, expected=expected)
-        bound = (3 / expected) ** 0.5
+        features = check_positive_int("features", features)
+        dim = check_positive_int("dim", dim)
+        bound = (3 / check_positive_int("expected", expected)) ** 0.5
         self.weight = nn.Parameter(torch.empty(features, dim).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.zeros(dim))
 
     def forward(self, ids: Tensor, offsets: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Hidden vectors of the bags; weights must be finite."""
+        """The hidden vectors of the bags; weights must be finite."""
+        for name, part in (("ids", ids), ("offsets", offsets)):
+            check_tensor(name, part)
+            if part.dtype not in (torch.int64, torch.int32) or part.dim() != 1:
+                raise TypeError(
+                    f"{name} must be int64 or int32 of one dimension, got {part.dtype} of shape "
+                    f"{list(part.shape)}; pass the Bags of a FeatureHashing"
+                )
         if weights is not None and not weights.isfinite().all():
             raise ValueError("weights must be finite, got NaN or inf; leave such features out")
-        # Each row is looked up once: texts of a batch have most of their features in common, and
-        # a gradient of distinct rows is a fraction of one with a row for each id.
+        # Each row is looked up once: texts of a batch share most of their features, and a gradient
+        # of distinct rows is a fraction of one with a row for each id.
         distinct, places = ids.unique(return_inverse=True)
         if distinct.numel() and not 0 <= distinct[0] <= distinct[-1] < len(self.weight):
             raise ValueError(
                 f"ids must be in [0, {len(self.weight) - 1}], got values from {distinct[0]} to "
-                f"{distinct[-1]}; features of the FeatureHashing must be <= those of the BagEncoder"
+                f"{distinct[-1]}; give the FeatureHashing at most the features of the BagEncoder"
             )
         rows = F.embedding(distinct, self.weight, sparse=True)
         if weights is not None:
@@ -231,25 +244,35 @@ class BagEncoder(nn.Module):
         return torch.relu(bags + self.bias)
 
 
-def _encoded(text: str, number: int) -> bytes:
+def _encode(text: str, number: int) -> bytes:
     if not isinstance(text, str):
         raise TypeError(
             f"texts must be str, got {type(text).__name__} at {number}; decode it first"
         )
-    # a lone surrogate, as in names of files that are not UTF-8, has bytes of its own as well
+    # A lone surrogate, as in file names that are not UTF-8, is encoded too.
     return text.encode("utf-8", "surrogatepass")
+
+
+def _mix_(units: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """The units, overwritten by `_hashing.mix` of them: NumPy's products wrap modulo 2^64 too."""
+    for shift, multiplier in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        units ^= units >> np.uint64(shift)
+        units *= np.uint64(multiplier)
+    units ^= units >> np.uint64(31)
+    return units
 
 
 def _words(data: Bytes, ends: Numbers) -> tuple[npt.NDArray[np.uint64], Numbers]:
     """A number below 2^32 for each word: the upper half of sum byte_k base^(k + 1) mod 2^64."""
-    is_part = _IS_OF_WORDS[data]
-    edges = np.flatnonzero(is_part[1:] != is_part[:-1]) + 1  # data begins and ends outside words
+    is_part = _IS_WORD_BYTE[data]
+    # Data begins and ends with a zero byte, so every word has a start and an end.
+    edges = np.flatnonzero(is_part[1:] != is_part[:-1]) + 1
     starts, stops = edges[0::2], edges[1::2]
     lengths = stops - starts
     if not lengths.size:
         return np.zeros(0, dtype=np.uint64), np.zeros(ends.size, dtype=np.int64)
     powers = np.cumprod(np.full(int(lengths.max()), _WORD_BASE))
-    firsts = np.cumsum(lengths) - lengths  # of each word, where only words' bytes are kept
+    firsts = np.cumsum(lengths) - lengths  # the first byte of each word among the bytes of words
     places = np.arange(int(lengths.sum())) - np.repeat(firsts, lengths)
     terms = data[is_part].astype(np.uint64) * powers[places]
     counts = np.searchsorted(starts, ends)

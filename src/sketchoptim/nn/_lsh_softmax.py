@@ -1,4 +1,4 @@
-"""Softmax over very many classes, trained on those that a hash of the hidden vector finds."""
+"""Softmax over many classes, trained on the classes that a hash of the hidden vector finds."""
 
 import math
 from collections.abc import Callable, Collection
@@ -8,59 +8,62 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ._checks import IGNORED, check_positive
-from ._output_table import OutputTable, Reduction, token_factor
-from ._pair_logits import pair_logits
-from ._simhash import MAX_BITS, Found, SimHashIndex, meeting_probability
+from .._validation import check_flag, check_int, check_positive_int
+from ._class_ids import IGNORE_INDEX
+from ._output_table import OutputTable, Reduction, reduction_factor
+from ._row_pairs import pair_logits
+from ._simhash import MAX_BITS, Found, SimHashIndex, collision_probability
 
 Schedule = int | Collection[int] | Callable[[int], bool]
 
-# Rows that are hashed at once while building.
+# Rows that are hashed at once when the tables are built.
 _BUILD_CHUNK = 8192
 
 
 class LSHSoftmax(OutputTable):
-    """Cross entropy over the classes whose logits are probably large, found by SimHash.
+    """Cross entropy over classes that SimHash finds, which are likely to have large logits.
 
-    An example's active classes are those in the buckets that its hidden vector falls into, up to
-    `budget` of them, plus its label, plus `negatives` random ones. Its loss is
+    The active classes of an example are those in the buckets of its hidden vector, up to `budget`
+    of them, its label, and `negatives` random ones. Its loss is
 
         loss = log(sum_{active c} exp(o(c)) / q(c)) - o(y)
 
-    with logits o, label y and q = 1. When `corrected`, q(c) is the probability that c is active:
-    one for the label; for others it follows from their angle, the budget and the random draw. The
-    sum is then an unbiased estimate of the softmax's denominator, over the choice of planes, as
-    long as no bucket holds more than `budget` classes. Without it, as in the paper, training is
-    against the hardest classes only, and logits do not become log probabilities.
-    Test: `tests/nn/test_lsh_softmax.py::test_corrected_denominators_are_right_in_the_mean`.
+    with logits o, label y and q = 1. With `corrected`, q(c) is the probability that c is active: 1
+    for the label, and for other classes a function of their angle, the budget and the number of
+    random classes. The sum is then an unbiased estimate of the denominator of the softmax, over the
+    choice of planes, as long as no bucket holds more than `budget` classes. Without `corrected`, as
+    in the paper, training sees the hardest classes only, and logits do not become log
+    probabilities.
+    Test: `tests/nn/test_lsh_softmax.py::test_corrected_denominators_are_unbiased`.
 
-    What is hashed are (hidden, 1) and (weight[c], bias[c]), so a small angle counts, and not a
-    long row as it does for logits. `recall` says how many of the largest logits are found: few
-    with 15 bits unless angles are small; fewer bits find more and cost more.
+    The hashed vectors are (hidden, 1) and (weight[c], bias[c]). SimHash finds small angles, while a
+    logit also grows with the norm of the row. `recall` measures the share of the largest logits
+    that are found: it is small with 15 bits unless angles are small; fewer bits find more and cost
+    more.
 
-    Tables are made of the weights as they are, with new random planes every time: in the first
-    training step, and whenever `rebuild_every` says. They take 4 bytes a class and table and 8
-    bytes a bucket, in memory and in `state_dict()`, so that a resumed run goes on bit for bit.
-    Test: `tests/experiments/test_classifier.py::test_a_saved_run_goes_on_bit_for_bit`. Keep the
-    layer out of activation checkpointing, which would count each step twice and may rebuild between
-    the two: checkpoint what comes before it.
+    The hash tables are built from the current weights, with new random planes each time: in the
+    first training step, and when `rebuild_every` says. They take 4 bytes per class and table, and 8
+    bytes per bucket. `state_dict()` holds them, so that a resumed run continues bit for bit.
+    Test: `tests/experiments/test_classifier.py::test_a_saved_run_goes_on_bit_for_bit`. Do not apply
+    activation checkpointing to this layer, but to the layers before it: the second forward pass
+    would count as a training step, and could rebuild the tables.
 
     Args:
-        dim: length of a hidden vector.
+        dim: size of a hidden vector.
         classes: number of classes.
-        bits: planes of a table, K in the paper; a table has 2^bits buckets.
-        tables: L in the paper.
-        budget: most classes that an example takes from its buckets: those that it meets in most
-            tables, or, when corrected, any.
-        negatives: random classes for each example besides, drawn evenly.
+        bits: planes of a hash table, K in the paper; a table has 2^bits buckets.
+        tables: number of hash tables, L in the paper.
+        budget: the largest number of classes that an example takes from its buckets: those that
+            match in most tables, or random ones with `corrected`.
+        negatives: further classes for each example, drawn uniformly.
         corrected: divides by the probability of being active.
         rebuild_every: steps between rebuilds, or the steps at which to rebuild, or a function that
-            says so for a step. The paper's is 250.
+            returns whether a step rebuilds. The paper uses 250.
         bias, weight, ignore_index: as in `SampledSoftmax`.
-        seed: of the planes.
+        seed: seed of the planes.
 
-    An example that finds no class has a loss of zero; `negatives` prevents that. Gradients of the
-    tables are sparse; NaN in `hidden` gives a NaN loss.
+    An example that finds no class has a loss of zero; `negatives` prevents that. Gradients of
+    weight and bias are sparse; NaN in `hidden` gives a NaN loss.
 
     Shapes: hidden [..., dim], labels [...] int64; the loss is a scalar unless reduction="none".
 
@@ -90,22 +93,22 @@ class LSHSoftmax(OutputTable):
         rebuild_every: Schedule = 250,
         bias: bool = False,
         weight: nn.Parameter | None = None,
-        ignore_index: int = IGNORED,
+        ignore_index: int = IGNORE_INDEX,
         seed: int = 0,
     ) -> None:
         super().__init__(dim, classes, bias=bias, weight=weight, ignore_index=ignore_index)
-        check_positive(bits=bits, tables=tables, budget=budget)
-        if bits > MAX_BITS:
-            raise ValueError(f"bits must be <= {MAX_BITS}, got {bits}; a table has 2^bits buckets")
-        if negatives < 0:
-            raise ValueError(f"negatives must be >= 0, got {negatives}")
-        if isinstance(rebuild_every, int):
-            check_positive(rebuild_every=rebuild_every)
-        if not 0 <= seed < 2**32:  # the other half of a generator's seed counts rebuilds
-            raise ValueError(f"seed must be in [0, 2**32 - 1], got {seed}")
-        self.bits, self.tables, self.budget = bits, tables, budget
-        self.negatives, self.corrected = negatives, corrected
-        self.rebuild_every, self.seed = rebuild_every, seed
+        self.bits = check_int(
+            "bits", bits, least=1, most=MAX_BITS, remedy="a table has 2^bits buckets"
+        )
+        self.tables = check_positive_int("tables", tables)
+        self.budget = check_positive_int("budget", budget)
+        self.negatives = check_int("negatives", negatives, least=0)
+        self.corrected = check_flag("corrected", corrected)
+        if not callable(rebuild_every) and not isinstance(rebuild_every, Collection):
+            check_positive_int("rebuild_every", rebuild_every)
+        self.rebuild_every = rebuild_every
+        # The other half of the generator's seed counts rebuilds.
+        self.seed = check_int("seed", seed, least=0, most=2**32 - 1)
         self.steps, self.builds = 0, 0
         self._index: SimHashIndex | None = None
         self.register_load_state_dict_pre_hook(_forget_index)  # type: ignore[no-untyped-call]
@@ -126,11 +129,11 @@ class LSHSoftmax(OutputTable):
         reduction: Reduction = "mean",
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """The loss over active classes, for training; `generator` fixes what is left to chance."""
+        """The loss over active classes, for training; `generator` fixes all random choices."""
         tokens = self._tokens(hidden, labels)
-        factor = token_factor(reduction, tokens.labels.numel())
+        factor = reduction_factor(reduction, tokens.labels.numel())
         if self.training and torch.is_grad_enabled():
-            self._take_step()
+            self._count_step()
         active = self._active(tokens.hidden, tokens.labels, generator)
         ids, at = active.ids.unique(return_inverse=True)
         rows = F.embedding(ids, self.weight, sparse=True)
@@ -142,7 +145,7 @@ class LSHSoftmax(OutputTable):
             logits = logits - self._log_probability(tokens.hidden, logits.detach(), active)
         sums = _log_sums_of_exp(logits, active.token, tokens.labels.numel())
         losses = sums - label_logits
-        return tokens.in_place(losses) if factor is None else losses.sum() * factor
+        return tokens.scatter(losses) if factor is None else losses.sum() * factor
 
     @torch.no_grad()
     def candidates(self, hidden: Tensor, *, generator: torch.Generator | None = None) -> Found:
@@ -150,7 +153,7 @@ class LSHSoftmax(OutputTable):
         return self._built_index().find(
             self._extended(self._checked_hidden(hidden)),
             budget=self.budget,
-            by_chance=self.corrected,
+            at_random=self.corrected,
             generator=generator,
         )
 
@@ -172,7 +175,10 @@ class LSHSoftmax(OutputTable):
 
     @torch.no_grad()
     def rebuild_(self) -> None:
-        """Hashes all classes anew, by new planes; training does it when it is due."""
+        """Builds the hash tables from the current weights, with new planes.
+
+        Training does this when `rebuild_every` says.
+        """
         normals = SimHashIndex.planes(
             self._extended_dim,
             bits=self.bits,
@@ -187,38 +193,40 @@ class LSHSoftmax(OutputTable):
         self.builds += 1
 
     def get_extra_state(self) -> dict[str, Any]:
-        """What `state_dict()` holds besides weight and bias: the schedule, and the tables."""
+        """The counts of steps and builds, and the hash tables, for `state_dict()`."""
         state: dict[str, Any] = {"steps": self.steps, "builds": self.builds}
         if self._index is not None:
             state["index"] = dict(vars(self._index))
         return state
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Takes up the schedule and the tables where the saved layer was.
+        """Restores the counts and the hash tables.
 
-        Tables of a layer with other sizes are left, and made anew when needed.
+        Tables of a layer with other sizes are ignored; new ones are built when they are needed.
         """
         self.steps, self.builds = state["steps"], state["builds"]
         index = state.get("index")
         sizes = (self._extended_dim, self.tables, self.bits)
         if index is not None and index["normals"].shape == sizes:
             device = self.weight.device
-            copies = {name: it.to(device, copy=True) for name, it in index.items()}
+            copies = {name: part.to(device, copy=True) for name, part in index.items()}
             self._index = SimHashIndex(**copies)
 
-    def _take_step(self) -> None:
-        """Counts a training step, and rebuilds where one is due."""
-        due = self.rebuild_every
-        if isinstance(due, int):
-            is_due = self.steps % due == 0
+    def _count_step(self) -> None:
+        """Counts a training step, and rebuilds the tables in a step that is due."""
+        schedule = self.rebuild_every
+        if callable(schedule):
+            is_due = schedule(self.steps)
+        elif isinstance(schedule, Collection):
+            is_due = self.steps in schedule
         else:
-            is_due = due(self.steps) if callable(due) else self.steps in due
+            is_due = self.steps % schedule == 0
         self.steps += 1
         if is_due:
             self.rebuild_()
 
     def _built_index(self) -> SimHashIndex:
-        """The tables, made first where there are none, or none on this device."""
+        """The hash tables, built first where there are none on this device."""
         if self._index is None or self._index.members.device != self.weight.device:
             self.rebuild_()
         assert self._index is not None
@@ -242,17 +250,17 @@ class LSHSoftmax(OutputTable):
             ]
         ).unique()
         label_at = torch.searchsorted(keys, first + labels)
-        return _Active(keys // self.classes, keys % self.classes, label_at, found.met)
+        return _Active(keys // self.classes, keys % self.classes, label_at, found.matches)
 
     @torch.no_grad()
     def _log_probability(self, hidden: Tensor, logits: Tensor, active: "_Active") -> Tensor:
-        """log of how probable each pair [pairs] was to be active; 0 for labels."""
+        """The logarithm of the probability that each pair [pairs] is active; 0 for labels."""
         query_norm = self._extended(hidden).to(logits.dtype).norm(dim=1)
         ids, at = active.ids.unique(return_inverse=True)
         row_norm = self._extended_rows(ids).to(logits.dtype).norm(dim=1)
         cosine = logits / (query_norm[active.token] * row_norm[at])
-        found = meeting_probability(cosine, bits=self.bits, tables=self.tables)
-        found *= (self.budget / active.met.clamp(min=1)).clamp_(max=1)[active.token]
+        found = collision_probability(cosine, bits=self.bits, tables=self.tables)
+        found *= (self.budget / active.matches.clamp(min=1)).clamp_(max=1)[active.token]
         drawn = 1 - (1 - 1 / self.classes) ** self.negatives
         probability = found + drawn - found * drawn
         probability[active.label_at] = 1
@@ -263,29 +271,31 @@ class LSHSoftmax(OutputTable):
         return self.dim + (self.bias is not None)
 
     def _extended(self, hidden: Tensor) -> Tensor:
-        """Hidden vectors as they are hashed: with a one for the bias."""
+        """The hidden vectors to hash: with a one for the bias."""
         if self.bias is None:
             return hidden
         return torch.cat([hidden, hidden.new_ones(hidden.shape[0], 1)], 1)
 
     def _extended_rows(self, at: slice | Tensor) -> Tensor:
-        """Rows as they are hashed: with the bias."""
+        """The rows to hash: with the bias."""
         if self.bias is None:
             return self.weight[at]
         return torch.cat([self.weight[at], self.bias[at]], 1)
 
 
 class _Active(NamedTuple):
-    """Pairs of a token and a class, ascending, where the labels are, and what tokens met."""
+    """Pairs of a token and an active class, in ascending order."""
 
     token: Tensor
     ids: Tensor
     label_at: Tensor
-    met: Tensor
+    """Positions of the labels among the pairs, int64 [tokens]."""
+    matches: Tensor
+    """How many classes each token matched, int64 [tokens]."""
 
 
 def _log_sums_of_exp(logits: Tensor, segment: Tensor, segments: int) -> Tensor:
-    """log of the sum of exp(logits) of each segment, [segments]."""
+    """The logarithm of the sum of exp(logits) of each segment, [segments]."""
     highest = logits.new_full((segments,), -math.inf)
     highest.scatter_reduce_(0, segment, logits.detach(), "amax")
     sums = torch.zeros_like(highest).index_add(0, segment, (logits - highest[segment]).exp())
@@ -293,5 +303,5 @@ def _log_sums_of_exp(logits: Tensor, segment: Tensor, segments: int) -> Tensor:
 
 
 def _forget_index(head: "LSHSoftmax", *_: Any) -> None:
-    """Tables of other weights are worth nothing, in case the checkpoint brings none."""
+    """Drops the tables before loading: they belong to other weights than those that are loaded."""
     head._index = None

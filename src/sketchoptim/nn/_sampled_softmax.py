@@ -1,53 +1,54 @@
-"""Softmax over very many classes, trained on a few of them, with sparse gradients.
+"""Softmax over many classes, trained on a few drawn ones, with sparse gradients.
 
-A batch shares one set of drawn negatives. A drawn class stands for the classes like it that were
-not drawn, so its weight in the denominator is divided by how often it was to be expected there.
+A batch shares one set of negatives. A drawn class also represents classes that were not drawn, so
+its term in the denominator is divided by its expected count in the draw.
 """
 
 import torch
 from torch import Tensor, nn
 
-from ._checks import IGNORED, check_positive
-from ._output_table import OutputTable, Reduction, token_factor
-from ._sampled_loss import Candidates, sampled_loss
+from ._class_ids import IGNORE_INDEX
+from ._loss_sweep import Candidates, sampled_loss
+from ._output_table import OutputTable, Reduction, reduction_factor
 from ._samplers import LogUniformSampler, Negatives, Repeats, Sampler, check_repeats
 
 
 class SampledSoftmax(OutputTable):
-    """Cross entropy over `classes` classes that touches only the labels' and the drawn rows.
+    """Cross entropy over `classes` classes that reads only the rows of labels and negatives.
 
-    With logits o(c) = `<hidden, weight[c]>` + bias[c], labels y and drawn negatives s, each drawn
-    m(s) times where q(s) times were expected, the loss of one token is
+    With logits o(c) = `<hidden, weight[c]>` + bias[c], label y and negatives s, where class c was
+    drawn m(c) times and q(c) is its expected count, the loss of one token is
 
         o'(c) = o(c) + log m(c) - log q(c),
         loss = log(exp o'(y) + sum_{s != y} exp o'(s)) - o'(y).
 
-    Accidental hits, s = y, are thus left out; where repeats are kept, m(y) counts them, and the
-    label itself as one more. That is how likely y is the label and the others are the drawn
-    ones, given all of them together, so the true model has no gradient in the mean, whatever the
-    number of samples (nearly so when repeats are not kept: there q takes draws as independent).
-    As samples grow, loss and gradient approach those of the full softmax.
-    Tests: `tests/nn/test_sampled_loss.py::test_the_true_model_has_no_gradient_in_the_mean`,
+    Accidental hits, s = y, are left out; where repeats are kept, m(y) counts them, plus one for the
+    label itself. exp(-loss) is the probability that y is the label, given the set of label and
+    negatives. So the expected gradient of the true model is zero for any number of samples
+    (approximately where repeats are not kept: q then treats the draws as independent). With more
+    samples, loss and gradient approach those of the full softmax.
+    Tests: `tests/nn/test_sampled_loss.py::test_the_true_model_has_an_expected_gradient_of_zero`,
     `tests/nn/test_sampled_loss.py::test_sampled_gradient_approaches_the_full_gradient`.
 
-    Gradients of the tables are sparse, with distinct rows. They are made along with the loss, so
-    `reduction="none"`, whose upstream gradients are not known then, costs a third more, and
-    differentiating twice is refused. Under autocast products are made in its dtype; exp() and
-    sums are float32 at least. NaN in `hidden` gives a NaN loss, as in torch's loss functions.
+    Gradients of the tables are sparse, with distinct rows. They are computed together with the
+    loss. `reduction="none"`, whose upstream gradients are not known at that time, therefore costs a
+    third more, and differentiating twice is refused. Under autocast, products have its dtype;
+    exp() and sums are in float32 or float64. NaN in `hidden` gives a NaN loss, as in torch's loss
+    functions.
 
     Args:
-        dim: length of a hidden vector.
-        classes: number of classes; ids sorted by falling count suit the default sampler.
+        dim: size of a hidden vector.
+        classes: number of classes; ids sorted by descending count suit the default sampler.
         samples: negatives drawn for a batch.
         bias: adds a learned bias for each class, a [classes, 1] table with sparse gradients.
         weight: a [classes, dim] parameter to share, such as the input embedding's.
-        sampler: where negatives come from; `LogUniformSampler(classes)` when None.
-        repeats: what becomes of an id that is drawn again: "merged" into the first one, "kept"
-            as a count, or "redrawn" until `samples` ids are distinct, which TensorFlow calls
-            unique. Merged is the default: like redrawn, and unlike kept, it gives a frequent
-            class a weight without noise, and unlike redrawn it takes one draw, whatever the law.
-            `benchmarks/softmax_layers.py` has the bias and spread of all three.
-        ignore_index: a label that is left out of losses and their mean, as in `F.cross_entropy`.
+        sampler: the distribution of negatives; `LogUniformSampler(classes)` when None.
+        repeats: what happens to an id that is drawn again: it is "merged" into the first one,
+            "kept" as a count, or "redrawn" until `samples` ids are distinct, which TensorFlow calls
+            unique. Merged, the default, gives a frequent class a weight without noise, as redrawn
+            does and kept does not, and takes one draw for any distribution, as redrawn does not.
+            `experiments/studies/softmax_layers.py` measures bias and variance of all three.
+        ignore_index: a label that losses and their mean leave out, as in `F.cross_entropy`.
 
     Shapes: hidden [..., dim], labels [...] int64; the loss is a scalar unless reduction="none".
 
@@ -76,13 +77,13 @@ class SampledSoftmax(OutputTable):
         weight: nn.Parameter | None = None,
         sampler: Sampler | None = None,
         repeats: Repeats = "merged",
-        ignore_index: int = IGNORED,
+        ignore_index: int = IGNORE_INDEX,
     ) -> None:
         super().__init__(dim, classes, bias=bias, weight=weight, ignore_index=ignore_index)
-        check_positive(samples=samples)
         if sampler is not None and sampler.classes != classes:
             raise ValueError(
-                f"sampler must draw from {classes} classes, got one for {sampler.classes}"
+                f"sampler must draw from {classes} classes, got one of {sampler.classes}; "
+                "construct it for the classes of the layer"
             )
         self.sampler: Sampler = LogUniformSampler(classes) if sampler is None else sampler
         check_repeats(repeats, samples, self.sampler)
@@ -104,9 +105,9 @@ class SampledSoftmax(OutputTable):
         reduction: Reduction = "mean",
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """The sampled loss, for training; `generator` fixes which negatives are drawn."""
+        """The sampled loss, for training; `generator` fixes the negatives."""
         tokens = self._tokens(hidden, labels)
-        factor = token_factor(reduction, tokens.labels.numel())
+        factor = reduction_factor(reduction, tokens.labels.numel())
         negatives = Negatives.draw(
             self.sampler,
             self.samples,
@@ -116,10 +117,10 @@ class SampledSoftmax(OutputTable):
         )
         candidates = self._candidates(tokens.labels, negatives)
         loss = sampled_loss(tokens.hidden, self.weight, self.bias, candidates, factor=factor)
-        return tokens.in_place(loss) if factor is None else loss
+        return tokens.scatter(loss) if factor is None else loss
 
     def _candidates(self, labels: Tensor, negatives: Negatives) -> Candidates:
-        """Labels and negatives as distinct ids, so that no row is looked up or corrected twice."""
+        """Labels and negatives as distinct ids, so that no row is looked up twice."""
         ids, at = torch.cat([labels, negatives.ids]).unique(return_inverse=True)
         label_at, drawn_at = at.split([labels.numel(), negatives.ids.numel()])
         offset = -negatives.log_expected_count(self.sampler.probability(ids))

@@ -1,4 +1,4 @@
-"""Where negatives come from: laws over class ids, and what one draw from them is worth."""
+"""Distributions over class ids that negatives are drawn from, and the draws."""
 
 import math
 from dataclasses import dataclass
@@ -8,38 +8,38 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ._checks import check_positive
+from .._validation import check_choice, check_positive_int
 
 Repeats = Literal["merged", "kept", "redrawn"]
 
-# The most ids that are drawn at once: what is needed to find many distinct ones is not known.
-_MOST_AT_ONCE = 1 << 20
+# At most this many ids are drawn at once: how many draws many distinct ids take is not known.
+_LARGEST_DRAW = 1 << 20
 
 
 class Sampler(Protocol):
-    """A law over class ids: draws from it and knows how likely each id is."""
+    """A distribution over class ids: draws ids, and knows the probability of each."""
 
     classes: int
 
     def draw(
         self, count: int, *, generator: torch.Generator | None, device: torch.device
     ) -> Tensor:
-        """Independent ids, int64 [count], with their repeats."""
+        """Independent draws, int64 [count]; ids may repeat."""
         ...
 
     def probability(self, ids: Tensor) -> Tensor:
-        """p(id) of a single draw, float64, of the shape of `ids`, above zero."""
+        """p(id) of a single draw, float64 and positive, with the shape of `ids`."""
         ...
 
 
 class LogUniformSampler:
-    """Zipf's law: p(id) = log((id + 2) / (id + 1)) / log(classes + 1).
+    """The log-uniform (Zipfian) distribution: p(id) = log((id + 2) / (id + 1)) / log(classes + 1).
 
-    Fits ids that are sorted by falling count. Draws invert the distribution function exactly:
-    id = floor((classes + 1)^u) - 1 for uniform u in [0, 1) falls on `id` just when
+    It suits ids that are sorted by descending count. Draws invert the distribution function:
+    floor((classes + 1)^u) - 1 for uniform u in [0, 1) is `id` exactly when
     log(id + 1) <= u log(classes + 1) < log(id + 2), an interval of length p(id), id 0 included.
-    Its ends are off by at most 2^-51, which is four steps of u.
-    Test: `tests/nn/test_samplers.py::test_every_id_owns_the_interval_it_is_corrected_with`.
+    The ends of an interval are off by at most 2^-51, four steps of u.
+    Test: `tests/nn/test_samplers.py::test_every_id_has_an_interval_as_long_as_its_probability`.
 
     Example:
         >>> sampler = LogUniformSampler(1000)
@@ -48,8 +48,7 @@ class LogUniformSampler:
     """
 
     def __init__(self, classes: int) -> None:
-        check_positive(classes=classes)
-        self.classes = classes
+        self.classes = check_positive_int("classes", classes)
         self._log_range = math.log(classes + 1)
 
     def __repr__(self) -> str:
@@ -58,34 +57,34 @@ class LogUniformSampler:
     def draw(
         self, count: int, *, generator: torch.Generator | None, device: torch.device
     ) -> Tensor:
-        """Independent ids, int64 [count], with their repeats."""
+        """Independent draws, int64 [count]; ids may repeat."""
         return self.from_uniform(_uniform(count, generator, device))
 
     def from_uniform(self, uniform: Tensor) -> Tensor:
-        """The ids that float64 numbers in [0, 1) fall on."""
+        """The ids that float64 numbers in [0, 1) select."""
         ids = (uniform * self._log_range).exp().floor().long() - 1
-        # exp() may round up to classes + 1 for a number within an ulp of 1
+        # For a number within an ulp of 1, exp() may round up to classes + 1.
         return ids.clamp_(0, self.classes - 1)
 
     def probability(self, ids: Tensor) -> Tensor:
-        """p(id) of a single draw, float64, of the shape of `ids`."""
-        # log1p(1 / (id + 1)) keeps the digits that log((id + 2) / (id + 1)) loses for large ids
+        """p(id) of a single draw, float64, with the shape of `ids`."""
+        # For large ids, log1p(1 / (id + 1)) keeps digits that log((id + 2) / (id + 1)) loses.
         return torch.log1p(1.0 / (ids.double() + 1.0)) / self._log_range
 
 
 class UnigramSampler:
-    """Any law: p(id) = counts[id] / counts.sum(), drawn in constant time by the alias method.
+    """Any distribution: p(id) = counts[id] / counts.sum(), drawn in constant time.
 
-    Each of `classes` equally likely columns belongs to one id below its threshold and to another
-    one, its alias, above. The table is built in whole numbers, so draws follow `probability` to
-    the last bit, and |probability - share| <= 2 classes / 2^62 for all shares of the counts but
-    the largest, which takes up what rounding left.
-    Tests: `tests/nn/test_samplers.py::test_the_alias_table_gives_every_class_its_share`,
-    `tests/nn/test_samplers.py::test_the_alias_table_is_drawn_from_as_it_is_corrected_with`.
+    The alias method: each of `classes` equally probable columns belongs to one id below its
+    threshold and to another id, its alias, above. The columns are computed in integers, so draws
+    follow `probability` exactly. It differs from the share of the counts by at most
+    2 classes / 2^62 for every class but the most frequent, which absorbs the rounding.
+    Tests: `tests/nn/test_samplers.py::test_the_alias_method_gives_every_class_its_share`,
+    `tests/nn/test_samplers.py::test_alias_draws_follow_the_probabilities_exactly`.
 
     Args:
-        counts: [classes], a tensor, an array or a list, finite and above zero; counts ** 0.75 is a
-            usual choice for words.
+        counts: [classes], a tensor, an array or a list, finite and > 0; counts ** 0.75 is a
+            common choice for words.
 
     Example:
         >>> sampler = UnigramSampler(torch.tensor([1, 2, 5]))
@@ -116,24 +115,24 @@ class UnigramSampler:
     def draw(
         self, count: int, *, generator: torch.Generator | None, device: torch.device
     ) -> Tensor:
-        """Independent ids, int64 [count], with their repeats."""
+        """Independent draws, int64 [count]; ids may repeat."""
         return self.from_uniform(
             _uniform(count, generator, device), _uniform(count, generator, device)
         )
 
     def from_uniform(self, column: Tensor, height: Tensor) -> Tensor:
-        """The ids that two float64 numbers in [0, 1) fall on, along and up the table."""
+        """The ids that pairs of float64 numbers in [0, 1) select: a column, and a height in it."""
         threshold, alias, _ = self._on(column.device)
-        # not randint(), whose remainders favour small numbers by up to classes / 2^32
+        # Not randint(): its modulo favours small numbers by up to classes / 2^32.
         at = (column * self.classes).long().clamp_(max=self.classes - 1)
         return torch.where(height < threshold[at], at, alias[at])
 
     def probability(self, ids: Tensor) -> Tensor:
-        """p(id) of a single draw, float64, of the shape of `ids`."""
+        """p(id) of a single draw, float64, with the shape of `ids`."""
         return self._on(ids.device)[2][ids]
 
     def _on(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-        """Threshold, alias and probability of every class, copied to a device once."""
+        """Threshold, alias and probability of every class; each device gets one copy."""
         if device not in self._tables:
             threshold, alias, probability = self._tables[torch.device("cpu")]
             self._tables[device] = threshold.to(device), alias.to(device), probability.to(device)
@@ -141,16 +140,17 @@ class UnigramSampler:
 
 
 def _alias_tables(share: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Threshold [classes], alias [classes] and the probability [classes] that both amount to.
+    """Threshold [classes], alias [classes] and the probability [classes] that they imply.
 
-    Vose's loop, without the loop. It fills the columns of the light classes, one after another,
-    from the first heavy class that has something left; one that is left with less than its own
-    column is filled from the next. So when light classes lack D_1 < D_2 < ... and heavy ones
-    have E_1 <= E_2 <= ... to spare, summed up in that order, then light k is filled by the first
-    heavy j with E_j >= D_(k-1), and heavy j keeps 1 + E_j - D_k for the first k with D_k > E_j.
+    Vose's algorithm without its loop. The loop fills the columns of light classes, one after
+    another, from the first heavy class that has something left. A heavy class that is left with
+    less than its own column is filled from the next heavy class. Let D_1 < D_2 < ... be the running
+    sums of what light classes lack, and E_1 <= E_2 <= ... those of what heavy classes can spare.
+    Then light class k is filled by the first heavy class j with E_j >= D_(k-1), and heavy class j
+    keeps 1 + E_j - D_k for the first k with D_k > E_j.
     """
     classes = share.numel()
-    # whole numbers, so that these sums are exact: a column holds `unit`, and all fit into int64
+    # Integers make these sums exact. A column holds `unit`; the sum of all columns fits into int64.
     unit = 1 << (62 - classes.bit_length())
     owned = (share * classes * unit).round().long().clamp_(min=1)
     owned[owned.argmax()] += classes * unit - owned.sum()
@@ -172,10 +172,10 @@ def _uniform(count: int, generator: torch.Generator | None, device: torch.device
 
 @dataclass(frozen=True, kw_only=True)
 class Negatives:
-    """The distinct ids of one draw, and how often each id was to be expected in it.
+    """The distinct ids of one draw of negatives.
 
-    `ids` int64 [drawn] ascend; `counts` int64 [drawn] are ones unless repeats were kept; `tries`
-    is how many single draws were made.
+    `ids` int64 [drawn] are in ascending order; `counts` int64 [drawn] are ones unless repeats were
+    kept; `tries` is the number of single draws.
     """
 
     ids: Tensor
@@ -193,7 +193,7 @@ class Negatives:
         generator: torch.Generator | None = None,
         device: torch.device | None = None,
     ) -> "Negatives":
-        """What `samples` draws give, repeats "merged" into one, "kept" as counts or "redrawn".
+        """`samples` draws, with repeats "merged" into one, "kept" as counts, or "redrawn".
 
         Example:
             >>> sampler = LogUniformSampler(1000)
@@ -212,10 +212,11 @@ class Negatives:
         return cls(ids=ids, counts=counts, tries=samples, repeats=repeats)
 
     def log_expected_count(self, probability: Tensor) -> Tensor:
-        """log of what `counts` is for an id of this probability in the mean over draws.
+        """The logarithm of the expected count of an id with this probability.
 
-        tries * p when repeats are kept, else the probability 1 - (1 - p)^tries that it is there.
-        The latter is also what TensorFlow's samplers document for unique=True, our "redrawn".
+        The expected count is tries * p when repeats are kept, else the probability
+        1 - (1 - p)^tries that the id was drawn. TensorFlow's samplers document the latter for
+        unique=True, which is "redrawn" here.
         """
         if self.repeats == "kept":
             return (self.tries * probability).log()
@@ -223,20 +224,20 @@ class Negatives:
 
 
 def check_repeats(repeats: Repeats, samples: int, sampler: Sampler) -> None:
-    """Raises where a draw cannot be what it is asked to be."""
-    if repeats not in get_args(Repeats):
-        raise ValueError(f"repeats must be 'merged', 'kept' or 'redrawn', got {repeats!r}")
+    """Raises where the sampler cannot make such a draw."""
+    check_choice("repeats", repeats, get_args(Repeats))
+    check_positive_int("samples", samples)
     if repeats == "redrawn" and samples > sampler.classes:
         raise ValueError(
             f"samples must be <= classes = {sampler.classes} when repeats are redrawn, got "
-            f"{samples}; there are no more distinct ones"
+            f"{samples}; there are no more distinct ids"
         )
 
 
 def _first_distinct(
     sampler: Sampler, samples: int, generator: torch.Generator | None, device: torch.device
 ) -> tuple[Tensor, int]:
-    """The first `samples` distinct ids of an endless draw, and how many draws that took."""
+    """The first `samples` distinct ids of repeated draws, and the number of draws they took."""
     found = torch.empty(0, dtype=torch.int64, device=device)
     tries, size = 0, 2 * samples
     while True:
@@ -248,4 +249,4 @@ def _first_distinct(
             last = int(first.kthvalue(samples).values)
             return ids[first <= last], tries + last + 1 - found.numel()
         found = ids[first.argsort()]
-        tries, size = tries + size, min(2 * size, _MOST_AT_ONCE)
+        tries, size = tries + size, min(2 * size, _LARGEST_DRAW)

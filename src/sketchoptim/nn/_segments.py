@@ -1,4 +1,4 @@
-"""Sums over segments: what gradients of looked-up rows come down to."""
+"""Sums over segments: the gradients of rows that were looked up."""
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +10,8 @@ def weighted_sums(
 ) -> Tensor:
     """Sums of weights[i] * source[at[i]] over the i of each segment, [segments, dim].
 
-    In the dtype of the weights, and in one pass: no row is ever copied, multiplied or not.
+    The sums have the dtype of the weights. No row is copied, neither before nor after it is
+    multiplied.
 
     Example:
         >>> source, weights = torch.eye(3), torch.tensor([1.0, 2.0, 3.0])

@@ -1,8 +1,9 @@
-"""The loss of a sampled softmax and its gradients, in one sweep over the tokens.
+"""The loss of a sampled softmax and its gradients, in one pass over the tokens.
 
-A step is bound by three products of [tokens, dim] with [drawn, dim]. The rest is memory traffic,
-so tokens go through in chunks that stay in the cache: logits become shares of the softmax in
-place, and shares become gradients, before the next chunk. A [tokens, drawn] matrix never exists.
+Most of the time goes into three products of [tokens, dim] with [drawn, dim]; the rest is memory
+traffic. So tokens are processed in chunks that stay in the cache: the logits of a chunk become
+softmax probabilities in place, and those become gradients, before the next chunk. No
+[tokens, drawn] matrix exists.
 """
 
 import math
@@ -15,16 +16,16 @@ from torch import Tensor
 from .._rows import arithmetic_dtype
 from ._segments import refuse_second_derivative, weighted_sums
 
-# Elements that a chunk of tokens takes, logits and about four rows for each token: a few megabytes,
-# with enough tokens for fast products.
+# Elements of one chunk of tokens, logits and about four rows for each token: a few megabytes, with
+# enough tokens for fast products.
 _CHUNK_ELEMENTS = 1 << 21
 
 
 class Candidates(NamedTuple):
-    """The classes that take part: distinct ones, and where labels and negatives are among them."""
+    """The distinct classes of a batch, and the positions of labels and negatives among them."""
 
     ids: Tensor
-    """Labels and negatives, int64 [k], distinct and ascending."""
+    """Labels and negatives, int64 [k], distinct and in ascending order."""
     label_at: Tensor
     """Position of each token's label in `ids`, int64 [tokens]."""
     drawn_at: Tensor
@@ -36,7 +37,7 @@ class Candidates(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Of the loss: by hidden vector [tokens, dim], and by row of weight and bias, [k, dim], [k]."""
+    """Gradients of the loss: of hidden [tokens, dim], and of the k rows of weight and bias."""
 
     hidden: Tensor
     weight: Tensor
@@ -51,11 +52,11 @@ def sampled_loss(
     *,
     factor: float | None,
 ) -> Tensor:
-    """`factor` times the sum of all tokens' losses, or, without one, the losses [tokens].
+    """`factor` times the sum of the losses of all tokens; without a factor, the losses [tokens].
 
-    A loss is log(exp o'(y) + sum_s exp o'(s)) - o'(y) with logits plus offsets o', label y and
-    negatives s other than y. Gradients of weight and bias are sparse,
-    with distinct rows in ascending order.
+    The loss of a token is log(exp o'(y) + sum_s exp o'(s)) - o'(y) with o' the logits plus offsets,
+    y the label and s the negatives other than y. Gradients of weight and bias are sparse, with
+    distinct rows in ascending order.
     """
     inputs = [tensor for tensor in (hidden, weight, bias) if tensor is not None]
     is_trained = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
@@ -68,7 +69,7 @@ def sampled_loss(
 
 
 def _product_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:
-    """The dtype that is multiplied in: autocast's choice where it is on."""
+    """The dtype of the products: autocast's where it is on."""
     device = hidden.device.type
     if torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)
@@ -76,11 +77,10 @@ def _product_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:
 
 
 class _SampledLoss(torch.autograd.Function):
-    """Gradients come along with the loss when it is one number.
+    """Computes the gradients together with the loss when the loss is one number.
 
-    They wait for the backward pass, which only has to scale them. Where they are gone (a second
-    backward pass) or could not be known (each token's loss has its own upstream gradient), the
-    sweep is made again.
+    The backward pass then only scales them. Where they are gone (a second backward pass) or could
+    not be computed (each token's loss has its own upstream gradient), the pass is repeated.
     """
 
     @staticmethod
@@ -109,7 +109,7 @@ class _SampledLoss(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_derivative("SampledSoftmax")
         hidden, weight, bias = ctx.saved_tensors
-        # taken away, so that nothing else holds them and they become parameter.grad as they are
+        # Removed from ctx, so that autograd owns them and need not copy them into parameter.grad.
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
             sweep = _Sweep(hidden, weight, bias, ctx.candidates, ctx.product_dtype)
@@ -129,14 +129,14 @@ class _SampledLoss(torch.autograd.Function):
 
 
 class _Chunk(NamedTuple):
-    """Some tokens: shares of the softmax are exponentials / total and label / total."""
+    """Some tokens; softmax probabilities are exponentials / total and label / total."""
 
     at: slice
     hidden: Tensor
     label_rows: Tensor
     losses: Tensor
     exponentials: Tensor
-    """Of the negatives, [tokens, drawn]; a buffer that the next chunk takes over."""
+    """Of the negatives, [tokens, drawn]; the next chunk overwrites this buffer."""
     label: Tensor
     total: Tensor
 
@@ -183,7 +183,7 @@ class _Sweep:
     ) -> tuple[Tensor, Gradients]:
         """The losses [tokens], and the gradients of factor * (token_weights @ losses).
 
-        The factor stays out of the products, where half precision might lose a small one.
+        The factor is applied after the products, where half precision could underflow.
         """
         losses, by_label = torch.empty_like(token_weights), torch.empty_like(token_weights)
         by_hidden = torch.empty_like(self.hidden)
@@ -193,13 +193,13 @@ class _Sweep:
             losses[chunk.at] = chunk.losses
             scale = token_weights[chunk.at] / chunk.total
             by_label[chunk.at] = factor * (scale * chunk.label - token_weights[chunk.at])
-            shares = chunk.exponentials.mul_(scale[:, None])
-            by_drawn_bias += shares.sum(0)
-            shares = shares.to(self.hidden.dtype)
-            some = by_hidden[chunk.at]
-            torch.mul(chunk.label_rows, by_label[chunk.at, None], out=some)
-            some.addmm_(shares, self.drawn_rows, alpha=factor)
-            _add_product_(by_drawn, shares.T, chunk.hidden)
+            probabilities = chunk.exponentials.mul_(scale[:, None])
+            by_drawn_bias += probabilities.sum(0)
+            probabilities = probabilities.to(self.hidden.dtype)
+            by_hidden_chunk = by_hidden[chunk.at]
+            torch.mul(chunk.label_rows, by_label[chunk.at, None], out=by_hidden_chunk)
+            by_hidden_chunk.addmm_(probabilities, self.drawn_rows, alpha=factor)
+            _add_product_(by_drawn, probabilities.T, chunk.hidden)
         ids, label_at, drawn_at, *_ = self.candidates
         tokens = torch.arange(label_at.numel(), device=ids.device)
         weight = weighted_sums(
@@ -233,7 +233,7 @@ class _Sweep:
 
 
 def _add_product_(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Adds left @ right, which may be of a narrower dtype."""
+    """Adds left @ right, whose dtype may be narrower."""
     if left.dtype == total.dtype:
         total.addmm_(left, right)
     else:
@@ -241,7 +241,7 @@ def _add_product_(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def sparse_rows(ids: Tensor, values: Tensor, *, like: Tensor) -> Tensor:
-    """The sparse gradient of a table, of distinct and ascending rows."""
+    """The sparse gradient of a table; ids are distinct and in ascending order."""
     return torch.sparse_coo_tensor(
         ids[None], values.to(like.dtype), like.shape, is_coalesced=True, check_invariants=False
     )

@@ -1,4 +1,4 @@
-"""Inner products of chosen pairs of rows, with gradients that never hold a row for each pair."""
+"""Inner products of selected pairs of rows, with gradients that hold no row for each pair."""
 
 from typing import Any
 
@@ -8,14 +8,14 @@ from torch import Tensor
 from .._rows import arithmetic_dtype
 from ._segments import refuse_second_derivative, weighted_sums
 
-# Elements of the rows that are multiplied at once: what two of these take stays in the cache.
+# Elements of the rows that are multiplied at once: two blocks of this size stay in the cache.
 _CHUNK_ELEMENTS = 1 << 19
 
 
 def pair_logits(hidden: Tensor, rows: Tensor, token: Tensor, at: Tensor) -> Tensor:
-    """<hidden[token[i]], rows[at[i]]> for every pair i, [pairs], in float32 at least.
+    """<hidden[token[i]], rows[at[i]]> for every pair i, [pairs], in float32 or float64.
 
-    `token` must ascend.
+    `token` must be in ascending order.
 
     Example:
         >>> hidden, rows = torch.eye(2), torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
