@@ -55,7 +55,7 @@ def test_a_toml_file_lists_tables_and_dense_parameters(folder):
     assert (body.name, body.is_table) == ("body", False)
 
 
-def test_a_json_file_says_the_same(folder):
+def test_a_json_file_is_read_as_a_toml_file(folder):
     listed = {"tables": [{"name": "words", "shape": [30, 4]}], "dense": []}
     found = parameter_shapes(str(written(folder, json.dumps(listed), "shapes.json")))
     assert found == parameter_shapes([("words", [30, 4])])
@@ -134,8 +134,8 @@ def test_names_must_be_distinct():
         parameter_shapes([("a", (2, 2)), ("a", (3, 2))])
 
 
-def test_an_optimizer_before_its_first_gradient_does_not_tell_its_tables():
+def test_the_tables_of_an_optimizer_without_gradients_must_be_named():
     optimizer = torch.optim.Adam(nn.Embedding(9, 2, sparse=True).named_parameters())
-    with pytest.raises(ValueError, match="must have gradients, which tell tables from dense"):
+    with pytest.raises(ValueError, match="must have gradients, by which tables are known"):
         parameter_shapes(optimizer)
     assert [shape.is_table for shape in parameter_shapes(optimizer, ["weight"])] == [True]

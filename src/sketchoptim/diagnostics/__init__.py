@@ -1,4 +1,4 @@
-"""Knowing what an optimizer keeps."""
+"""Plans, memory reports, and diagnoses of an optimizer's state."""
 
 from ..moments._sketch_error import SketchError, estimate_error
 from ._diagnose import Diagnosis, diagnose

@@ -11,7 +11,7 @@ from ..ops import _native
 
 
 def findings() -> dict[str, str]:
-    """What decides how fast steps are: versions, the backend with its reason, threads."""
+    """What the speed of a step depends on: versions, the backend with its reason, threads."""
     return {
         "sketchoptim": version("sketchoptim"),
         "python": platform.python_version(),
@@ -36,5 +36,5 @@ def _cpu_backend() -> str:
 def _huge_pages() -> str:
     setting = _pages.setting()
     if setting in ("always", "madvise"):
-        return f"{setting}: large sketches lie in them"
+        return f"{setting}: large sketches use them"
     return f"{setting}: steps on large sketches by element take up to a third longer"

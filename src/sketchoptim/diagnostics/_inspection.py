@@ -1,4 +1,4 @@
-"""What is in a checkpoint: parameters, moments, bytes, and what the sketches say of themselves."""
+"""The contents of a checkpoint: parameters, moments, bytes, and the sketches' own error."""
 
 import pickle
 import struct
@@ -17,7 +17,7 @@ from ..optim._state import parts_of
 from ..storage import PRESETS, Memory
 from ._text_table import text_table
 
-# what is no checkpoint makes the unpickler raise whatever its bytes happen to mean
+# What the unpickler raises on a file that is no checkpoint depends on the file's bytes.
 _UNREADABLE = (
     pickle.UnpicklingError,
     EOFError,
@@ -43,9 +43,9 @@ class FoundMoment:
     state_bytes: int
     rows_per_bucket: float | None = None
     filled: float | None = None
-    """Share of a sketch's buckets that hold something."""
+    """The share of a sketch's buckets into which something was written."""
     error: SketchError | None = None
-    """What a sketch says of its own error."""
+    """A sketch's own estimate of its error."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Inspection:
 
 
 def inspect_checkpoint(path: str | Path) -> Inspection:
-    """What the optimizers of this library left in a checkpoint, wherever in it they are.
+    """The moments that our optimizers saved in a checkpoint, at any depth of its dicts and lists.
 
     The file is read with the default `torch.load`, which runs no code. A sketch's error is
     estimated from the sketch alone: the l2 norm of (estimate - truth) over that of the truth, over
@@ -100,11 +100,11 @@ def inspect_checkpoint(path: str | Path) -> Inspection:
 
 
 def read_checkpoint(path: str | Path, *, device: str = "cpu") -> Any:
-    """What `torch.load` reads by default from a file of `torch.save`.
+    """The contents of a file of `torch.save`, read by the default `torch.load`.
 
     Raises:
-        ValueError: It is no such file.
-        OSError: There is no file that can be opened.
+        ValueError: `torch.load` cannot read the file.
+        OSError: The file does not exist or cannot be opened.
     """
     try:
         return torch.load(path, map_location=device)

@@ -20,23 +20,23 @@ _LEGEND = """\
 Zipf: the exponent of row frequencies. Error: what collisions add to the second moment v of the rows
 that a step touches, |estimate - v| / |v|; row: the median of (estimate - v) / v, where rare rows
 weigh most.
-Tables wider than the default, which finest="array" offers, have trained no better."""
+Sketches wider than the default, which finest="array" offers, have trained no better."""
 
 
 @dataclass(frozen=True)
 class PlannedParameter(ParameterMemory):
-    """What one parameter's state will take, and why."""
+    """The planned state of one parameter: its memory, its bytes, its error, and the reason."""
 
     memory: Memory | None
     """Of a table; None where the parameter is kept exact because its gradients are dense."""
     error: PredictedError | None
-    """Of the second moment; None where there is none, or where it is exact in every element."""
+    """Of a table's second moment, where it has one."""
     exponent: float | None
     """The Zipf exponent of a table's row frequencies, measured or assumed."""
     reason: str
 
     def to_dict(self) -> dict[str, Any]:
-        """The same in dicts, lists, numbers and strings."""
+        """The planned parameter in dicts, lists, numbers and strings."""
         plain = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         plain["shape"] = list(self.shape)
         plain["memory"] = None if self.memory is None else self.memory.to_dict()
@@ -66,7 +66,7 @@ class Plan(MemoryReport):
 
     parameters: tuple[PlannedParameter, ...]
     optimizer: str
-    """The optimizer that it was made for, such as "Adam"."""
+    """The name of the optimizer that it is for, such as "Adam"."""
     budget_bytes: int
 
     @property
@@ -77,14 +77,14 @@ class Plan(MemoryReport):
     def param_groups(self, model: nn.Module) -> list[dict[str, Any]]:
         """Groups of named parameters to build the optimizer with, one for each memory.
 
-        Parameters with dense gradients come first, in a group that names no memory. Frozen ones are
-        left out.
+        Parameters with dense gradients come first, in a group that names no memory. Frozen
+        parameters are left out.
         """
         named = trained_parameters(model)
         planned = {parameter.name: parameter for parameter in self.parameters}
         if named.keys() != planned.keys():
             raise ValueError(
-                "the model must have the plan's parameters, but for those that are frozen; missing "
+                "the model's trained parameters must be those of the plan; missing "
                 f"in the model: {sorted(planned.keys() - named.keys())}, not in the plan: "
                 f"{sorted(named.keys() - planned.keys())}; pass the model that was planned"
             )
@@ -102,7 +102,7 @@ class Plan(MemoryReport):
         return [group for group in groups.values() if group["params"]]
 
     def to_json(self) -> str:
-        """The plan as JSON text, for a file beside the model's configuration."""
+        """The plan as JSON text, which `from_json` reads."""
         plain = {
             "optimizer": self.optimizer,
             "budget_bytes": self.budget_bytes,

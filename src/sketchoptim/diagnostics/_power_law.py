@@ -1,4 +1,4 @@
-"""How the mass of a tensor is spread over its rows and elements: what makes sketches work."""
+"""How the mass of a tensor is spread over its rows and elements: sketches need it to be skewed."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,7 +10,8 @@ from .._rows import of_gradient
 
 TOP = 100
 
-# A bin is a magnitude's exponent and first 6 bits: all bins are 1/64 of their magnitude wide.
+# The bin of a float32 is its exponent and the first 6 bits of its mantissa: every bin is 1/64 of
+# its magnitude wide.
 _SHIFT = 17
 _BINS = 1 << (31 - _SHIFT)
 
@@ -20,16 +21,16 @@ class PowerLaw:
     """The spread of the magnitudes of a tensor ``[rows, dim]``."""
 
     row_midpoint: float
-    """The share of all rows that, heaviest first, holds half of the mass; 0.5 were uniform."""
+    """The share of all rows, heaviest first, that holds half of the mass; 0.5 is uniform."""
     element_midpoint: float | None
     """The same for elements; None where one number stands for a row."""
     top_rows: tuple[int, ...]
-    """The ids of the `TOP` heaviest rows without those that hold nothing, heaviest first."""
+    """The ids of the `TOP` heaviest rows, heaviest first; rows without mass are left out."""
     top_masses: tuple[float, ...]
     """The sums of magnitudes of those rows."""
 
     def kept_since(self, earlier: "PowerLaw") -> float | None:
-        """The share of the earlier top rows that are still among the top; None if none were."""
+        """The share of the earlier top rows that are top rows now; None if there were none."""
         if not earlier.top_rows:
             return None
         kept = set(earlier.top_rows) & set(self.top_rows)
@@ -37,10 +38,10 @@ class PowerLaw:
 
 
 class Spread:
-    """Gathers magnitudes, chunk by chunk, into a histogram: its memory does not grow with them.
+    """A histogram of magnitudes, built chunk by chunk; its memory does not grow with them.
 
-    Bins are 1/64 of their magnitude wide, and a bin is taken as if all in it were alike: midpoints
-    are right to 2 % (`tests/diagnostics/test_power_law.py::test_the_midpoint_is_that_of_a_sort`).
+    Bins are 1/64 of their magnitude wide, and all numbers of a bin count as equal: midpoints are
+    within 2 % (`tests/diagnostics/test_power_law.py::test_the_midpoint_is_that_of_a_sort`).
     """
 
     def __init__(self) -> None:
@@ -48,18 +49,18 @@ class Spread:
         self.masses = torch.zeros(_BINS, dtype=torch.float64, device="cpu")
 
     def add_(self, magnitudes: Tensor) -> None:
-        """Takes in non-negative numbers of any shape."""
+        """Counts non-negative numbers of any shape."""
         flat = magnitudes.detach().flatten().float().cpu()
         bins = flat.view(torch.int32) >> _SHIFT
         self.counts += torch.bincount(bins, minlength=_BINS)
         self.masses += torch.bincount(bins, weights=flat.double(), minlength=_BINS)
 
     def midpoint(self, total: int) -> float:
-        """The share of `total` numbers, those never added being zero, that holds half the mass."""
+        """The share of `total` numbers that holds half the mass; numbers not added are zero."""
         counts, masses = self.counts.flip(0).double(), self.masses.flip(0)
         reached = masses.cumsum(0)
         if not total or not reached[-1] > 0:
-            return 0.5  # without any mass, all are alike
+            return 0.5  # without any mass, all numbers are equal
         half = reached[-1] / 2
         at = int(torch.searchsorted(reached, half))
         before = reached[at] - masses[at]
@@ -67,16 +68,16 @@ class Spread:
         return float(heavier / total)
 
     def curve(self) -> tuple[list[int], list[float]]:
-        """Ranks and magnitudes of the sorted numbers, heaviest first, a point for each bin."""
+        """Ranks and magnitudes of the sorted numbers, largest first, one point for each bin."""
         order = self.counts.flip(0).nonzero().squeeze(1)
         counts, masses = self.counts.flip(0)[order], self.masses.flip(0)[order]
         return counts.cumsum(0).tolist(), (masses / counts).tolist()
 
 
 def power_law_of(chunks: Iterable[tuple[Tensor, Tensor]], *, rows: int, dim: int) -> PowerLaw:
-    """The spread of a tensor ``[rows, dim]`` that comes as ids ``[k]`` and values ``[k, dim]``.
+    """The spread of a tensor ``[rows, dim]``, as chunks of ids ``[k]`` and values ``[k, dim]``.
 
-    Rows that do not come are zero. Values may be ``[k, 1]`` where one number stands for a row.
+    Rows in no chunk are zero. Values are ``[k, 1]`` where one number stands for a row.
     """
     by_row, by_element = Spread(), Spread()
     is_by_row = False
@@ -91,12 +92,12 @@ def power_law_of(chunks: Iterable[tuple[Tensor, Tensor]], *, rows: int, dim: int
         masses, ids = torch.cat([top_masses, masses]), torch.cat([top_ids, ids.cpu()])
         top_masses, order = masses.topk(min(TOP, masses.numel()))
         top_ids = ids[order]
-    held = top_masses > 0
+    has_mass = top_masses > 0
     return PowerLaw(
         row_midpoint=by_row.midpoint(rows),
         element_midpoint=None if is_by_row else by_element.midpoint(rows * dim),
-        top_rows=tuple(top_ids[held].tolist()),
-        top_masses=tuple(top_masses[held].tolist()),
+        top_rows=tuple(top_ids[has_mass].tolist()),
+        top_masses=tuple(top_masses[has_mass].tolist()),
     )
 
 

@@ -1,4 +1,4 @@
-"""What a plan is made for: names, shapes and dtypes of parameters, wherever they come from."""
+"""Names, shapes and dtypes of the parameters of a plan, from a model, an optimizer or a file."""
 
 import json
 import math
@@ -23,13 +23,13 @@ _WRAPPERS = (nn.parallel.DistributedDataParallel, nn.DataParallel)
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterShape:
-    """One parameter, without its numbers."""
+    """One parameter without its values."""
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype = torch.float32
     is_table: bool
-    """Whether its rows are touched sparsely, so that its state is to be compressed."""
+    """Whether its state is to be compressed, as that of parameters with sparse gradients."""
     frequencies: RowFrequencies | None = None
     ids_per_step: int | None = None
 
@@ -51,10 +51,10 @@ def parameter_shapes(
 ) -> list[ParameterShape]:
     """The parameters of a model, an optimizer, a file of shapes, or a list of (name, shape).
 
-    Which of them are tables is told by `tables`, these or their names; where that is None, by the
-    model's layers, by the gradients that the optimizer's parameters have, by the file, or by the
-    shape: in a list, all with two dimensions or more. Frozen parameters never get
-    state, and are left out.
+    `tables` says which of them are tables, as tensors or names. Without it, these are tables: of a
+    model, the parameters of layers with sparse gradients; of an optimizer, parameters whose
+    gradients are sparse or compressed; of a file, those that it lists as tables; of a list, all
+    with two dimensions or more. Frozen parameters have no state and are left out.
     """
     if isinstance(source, str | Path):
         found = list(_of_file(Path(source)))
@@ -73,7 +73,7 @@ def parameter_shapes(
     if not names:
         raise ValueError("there must be at least one parameter that is trained, got none")
     if tables is None:
-        _check_told(source)
+        _check_has_gradients(source)
         return found
     chosen = set(_table_names(source, [tables] if isinstance(tables, str | Tensor) else tables))
     if unknown := sorted(chosen.difference(names)):
@@ -109,7 +109,7 @@ def _pairs(source: Any) -> Iterator[tuple[str, Any]]:
 def _of_model(model: nn.Module) -> Iterator[ParameterShape]:
     sparse: set[Tensor] = set()
     for module in model.modules():
-        # as nn.Embedding, nn.EmbeddingBag and the layers of sketchoptim.nn say it of their tables
+        # nn.Embedding, nn.EmbeddingBag and the layers of sketchoptim.nn have this attribute.
         if getattr(module, "sparse", False) is True:
             sparse.update(p for p in module.parameters(recurse=False) if p.dim() > 1)
     for name, parameter in trained_parameters(model).items():
@@ -117,10 +117,10 @@ def _of_model(model: nn.Module) -> Iterator[ParameterShape]:
 
 
 def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters of a model but for frozen ones, by name.
+    """The parameters of a model that are not frozen, by name.
 
-    Names are those of the model itself, whether or not `torch.compile` or `DistributedDataParallel`
-    is around it.
+    Names are those of the model itself, without what `torch.compile` or `DistributedDataParallel`
+    adds to them.
     """
     while isinstance(bare := getattr(model, "_orig_mod", model), _WRAPPERS):
         model = bare.module
@@ -140,18 +140,18 @@ def _of_optimizer(optimizer: torch.optim.Optimizer) -> Iterator[ParameterShape]:
         yield _of_tensor(name, parameter, is_table or isinstance(optimizer, torch.optim.SparseAdam))
 
 
-def _check_told(source: Source) -> None:
-    """Raises where an optimizer does not tell which of its parameters are tables."""
+def _check_has_gradients(source: Source) -> None:
+    """Raises where an optimizer has no gradients by which to know its tables."""
     if not isinstance(source, torch.optim.Optimizer):
         return
-    told = isinstance(source, torch.optim.SparseAdam) or any(
+    is_known = isinstance(source, torch.optim.SparseAdam) or any(
         group.get("compress_dense") or parameter.grad is not None
         for _, parameter, group in named_parameters(source)
     )
-    if not told:
+    if not is_known:
         raise ValueError(
-            "the optimizer's parameters must have gradients, which tell tables from dense "
-            "parameters, got none; name the tables, or plan for the model"
+            "the optimizer's parameters must have gradients, by which tables are known, got none; "
+            "name the tables, or plan for the model"
         )
 
 
