@@ -63,7 +63,7 @@ def test_a_conservative_step_does_not_depend_on_the_order_of_rows(storage):
         expected = moved(ascending, ids, values, ADAM, step=step)
         found = moved(shuffled, ids[order], values[order], ADAM, step=step)
         assert torch.equal(found, expected[order])
-        assert torch.equal(shuffled.sketch.table, ascending.sketch.table)
+        assert torch.equal(shuffled.sketch.counters, ascending.sketch.counters)
 
 
 @pytest.mark.parametrize("storage", [by_row, by_element], ids=["row", "element"])
@@ -80,7 +80,7 @@ def test_more_targets_than_counters_wait_in_a_copy_of_the_table(storage):
             for part in range(len(ids)):
                 moment.update_(ids[part : part + 1], values[part : part + 1])
             moment.end_()
-        ends.append(moment.sketch.table)
+        ends.append(moment.sketch.counters)
     assert torch.equal(*ends)
 
 

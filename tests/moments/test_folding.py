@@ -95,7 +95,7 @@ def test_merging_what_started_from_another_value_is_refused():
     one, other = (opened(so.Sketched(width=64), fill=fill).sketch for fill in (0.25, 0.5))
     with pytest.raises(ValueError, match=r"must have started from 0\.25 .* got 0\.5"):
         one.merge_(other)
-    assert (one.table == 0.25).all()
+    assert (one.counters == 0.25).all()
 
 
 def test_folding_after_cleaning_keeps_the_cleaned_start_single():
@@ -140,7 +140,7 @@ def test_a_table_folds_until_its_error_would_pass_the_bound(form, name):
     assert widths[1] == 2048
     assert widths[-1] == widths[-2] >= 128
     assert max(errors) < 0.5
-    assert moment.tensors["table"] is moment.sketch.table
+    assert moment.tensors["counters"] is moment.sketch.counters
     moment.fold_()
     assert error_of(moment) >= 0.5
 
@@ -223,5 +223,5 @@ def test_a_checkpoint_of_a_width_that_folding_does_not_give_is_refused():
     trained(optimizer, parameter, sparse_stream((300, 3), 1))
     saved = optimizer.state_dict()
     saved["state"][0]["second_counters"] = torch.zeros(3, 48, 1)
-    with pytest.raises(ValueError, match=r"its table has shape \[3, 48, 1\], not \[3, 64, 1\]"):
+    with pytest.raises(ValueError, match=r"its counters has shape \[3, 48, 1\], not \[3, 64, 1\]"):
         optimizer.load_state_dict(saved)

@@ -7,8 +7,8 @@ import torch
 from moment_runs import moved, opened
 
 import sketchoptim as so
-from sketchoptim import _hashing, moments
-from sketchoptim.moments import Average, Table
+from sketchoptim import _hashing
+from sketchoptim.moments import Average
 from sketchoptim.moments._sketch_error import SketchError, estimate_error
 
 ROWS, DIM, TOUCHED, STEPS = 10_000, 8, 300, 120
@@ -33,13 +33,10 @@ LINEAR = {
 
 
 def trained(name, options, *, exponent=1.0, seed=0):
-    """A sketched moment and its collision-free twin after some steps of Zipf-distributed rows."""
-    table = Table(torch.Size((ROWS, DIM)), torch.float32, torch.device("cpu"), number=0)
+    """A sketched moment after some steps of Zipf-distributed rows, and the exact one."""
     storage = so.Sketched(seed=seed, **options)
-    sketched = moments.open_moment(storage, name, moments.create(storage, table))
-    alone = so.Sketched(width=ROWS, depth=1, granularity=storage.granularity, decay=storage.decay)
-    tensors = {**moments.create(alone, table), "words": _hashing.injective(ROWS, 1)}
-    exact = moments.open_moment(alone, name, tensors)
+    sketched = opened(storage, name, rows=ROWS, dim=DIM)
+    exact = torch.zeros(ROWS, DIM)
     generator = torch.Generator().manual_seed(seed)
     odds = 1 / torch.arange(1, ROWS + 1, dtype=torch.float64) ** exponent
     size = torch.rand(ROWS, generator=generator) * 2 + 0.2
@@ -48,18 +45,19 @@ def trained(name, options, *, exponent=1.0, seed=0):
         ids, counts = drawn.unique(return_counts=True)
         values = torch.randn(len(ids), DIM, generator=generator)
         values *= (size[ids] * counts.sqrt()).unsqueeze(1)
-        for moment in (sketched, exact):
-            if name == "first":
-                moved(moment, ids, values + 0.3, FIRST, step=step)
-            else:
-                moved(moment, ids, values.square(), SECOND, step=step)
-    return sketched, exact
+        average, values = (FIRST, values + 0.3) if name == "first" else (SECOND, values.square())
+        moved(sketched, ids, values, average, step=step)
+        if storage.decay == "linear":
+            exact *= average.decay
+            exact[ids] += average.weight * values
+        else:
+            exact[ids] = average.moved(exact[ids], values)
+    return sketched, exact.mean(1, keepdim=True) if storage.granularity == "row" else exact
 
 
 def true_error(sketched, exact) -> SketchError:
-    ids = torch.arange(ROWS)
-    truth = exact.sketch.estimate(ids).double()
-    error = sketched.sketch.estimate(ids).double() - truth
+    truth = exact.double()
+    error = sketched.sketch.estimate(torch.arange(ROWS)).double() - truth
     scale = math.sqrt(ROWS)
     return SketchError(ROWS, error.norm().item() / scale, truth.norm().item() / scale)
 
@@ -108,9 +106,9 @@ def test_noise_without_a_truth_to_be_seen_is_infinitely_wrong():
 def test_the_estimate_scales_with_the_sketch_and_changes_nothing(kind):
     sketch = kind(3, 32, 4)
     sketch.add_(torch.arange(500), torch.rand(500, 4, generator=torch.Generator().manual_seed(0)))
-    before = sketch.table.clone()
+    before = sketch.counters.clone()
     found = estimate_error(sketch, 500)
-    assert torch.equal(sketch.table, before)
+    assert torch.equal(sketch.counters, before)
     scaled = estimate_error(sketch.scale_(0.25), 500)
     assert scaled.absolute == pytest.approx(found.absolute / 4)
     assert scaled.relative == pytest.approx(found.relative)

@@ -53,7 +53,7 @@ def test_waves_give_the_bits_of_one_row_at_a_time(decay, depth, name, average):
         ids, values = random_rows(generator, is_signed=name == "first")
         expected = moved(alone, ids, values, average, step=step, sizes=[1] * len(ids))
         assert torch.equal(moved(together, ids, values, average, step=step), expected)
-        assert torch.equal(together.sketch.table, alone.sketch.table)
+        assert torch.equal(together.sketch.counters, alone.sketch.counters)
 
 
 @given(st.lists(st.lists(st.integers(0, 4), min_size=2, max_size=2), max_size=30))
@@ -118,7 +118,7 @@ def test_a_table_folds_after_the_steps_it_is_told_to(decay):
     widths, generator = [], torch.Generator().manual_seed(0)
     for step in range(1, 8):
         moved(moment, *random_rows(generator, is_signed=True), ADAM, step=step)
-        widths.append(moment.tensors["table"].shape[1])
+        widths.append(moment.tensors["counters"].shape[1])
     assert widths == [8, 4, 4, 4, 2, 2, 2]
 
 

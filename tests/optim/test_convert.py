@@ -225,7 +225,7 @@ def test_before_its_first_step_an_optimizer_converts_to_a_fresh_one():
 
 def test_sparse_momentum_goes_into_the_sketch():
     model, theirs, named = started(torch.optim.SGD, {"momentum": 0.9}, sparse=True)
-    table = named["table"]
+    table = named["counters"]
     truth = theirs.state[table]["momentum_buffer"].to_dense()
     theirs.zero_grad()
     one = so.Sketched(width=4096, granularity="element")

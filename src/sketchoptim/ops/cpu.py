@@ -108,7 +108,9 @@ class CpuKernels:
 
     def prepare(self, gradient: Tensor, rule: AnyRule, *, is_checked: bool) -> "_CpuStep | None":
         """The step along a gradient, its equal ids grouped, once its rows are known to exist."""
-        if type(rule) is not FusedRule or _unsupported_layout(gradient, "") is not None:
+        is_sparse = gradient.is_sparse
+        is_readable = is_sparse or (gradient.is_contiguous() and not gradient.is_neg())
+        if type(rule) is not FusedRule or type(gradient) not in PLAIN_TENSORS or not is_readable:
             return None
         call, part = self.call, self.call_gradient
         call.step_size, call.second_root = rule.step_size, rule.second_root
@@ -118,7 +120,7 @@ class CpuKernels:
             self.constants = constants
         part.starts = part.sums = call.row_values = None
         ids = sums = squares = None
-        repeated, is_sparse = 0, gradient.is_sparse
+        repeated = 0
         if is_sparse:
             ids, values, repeated = self._group(*entries(gradient))
         else:

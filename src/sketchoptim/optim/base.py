@@ -159,17 +159,20 @@ class Optimizer(torch.optim.Optimizer):
 
     def _step_(self) -> None:
         with self._lock:
-            delegated: list[tuple[Group, list[Binding]]] = []
+            fresh: list[Binding] = []
             steps: list[BoundStep] = []
-            for group in self.param_groups:
-                delegated.append((group, self._prepare(group, steps)))
+            delegated = [self._prepare(group, fresh, steps) for group in self.param_groups]
             # Everything is checked: from here on nothing raises.
+            for binding in fresh:
+                self.state[binding.parameter] = binding.state
+                self._bindings[id(binding.parameter)] = binding
             for step in steps:
-                self._take_over_(step.binding)
                 step.run_()
-            for group, bindings in delegated:
+            for group, bindings in zip(self.param_groups, delegated, strict=True):
                 if bindings:
-                    self._delegate_(group, bindings)
+                    assert self.torch_step_ is not None  # delegates_to_torch
+                    with torch.no_grad():
+                        self.torch_step_(group, bindings)
             if len(self._bindings) > len(self.state):  # the user has removed state
                 kept = [it for it in self._bindings.values() if it.parameter in self.state]
                 self._bindings = {id(binding.parameter): binding for binding in kept}
@@ -182,8 +185,8 @@ class Optimizer(torch.optim.Optimizer):
     # not go through it: the wrapper takes as long as a small step.
     _uncompiled_step_ = _torch_private.disable_dynamo(_step_)
 
-    def _prepare(self, group: Group, steps: list[BoundStep]) -> list[Binding]:
-        """Appends the group's steps, checked; returns the parameters that are left to torch."""
+    def _prepare(self, group: Group, fresh: list[Binding], steps: list[BoundStep]) -> list[Binding]:
+        """Appends new bindings and checked steps; returns what is left to torch's function."""
         options = self._validated_options(group)
         delegated = []
         for parameter in group["params"]:
@@ -194,6 +197,7 @@ class Optimizer(torch.optim.Optimizer):
                 binding = self._bindings.get(id(parameter))
                 if binding is None or not binding.is_current(self.state.get(parameter), options):
                     binding = _binding.bind(self, parameter, group, options, binding)
+                    fresh.append(binding)
                 _checks.check_gradient(parameter, gradient)
                 if binding.delegates_to_torch and not gradient.is_sparse:
                     delegated.append(binding)
@@ -230,19 +234,6 @@ class Optimizer(torch.optim.Optimizer):
     @cached_property
     def _options_of(self) -> Callable[[Group], Options]:
         return operator.itemgetter(*sorted({*self.option_names(), "compress_dense"} - {"lr"}))
-
-    def _take_over_(self, binding: Binding) -> None:
-        if self._bindings.get(id(binding.parameter)) is not binding:
-            self.state[binding.parameter] = binding.state
-            self._bindings[id(binding.parameter)] = binding
-
-    def _delegate_(self, group: Group, bindings: list[Binding]) -> None:
-        """Steps exact parameters with dense gradients by torch.optim's function."""
-        for binding in bindings:
-            self._take_over_(binding)
-        assert self.torch_step_ is not None  # delegates_to_torch
-        with torch.no_grad():
-            self.torch_step_(group, bindings)
 
     def _warn(self, step: BoundStep) -> None:
         """Warns once of each thing that is wrong with the way a parameter is stepped."""
