@@ -10,14 +10,15 @@ import torch
 pytest.importorskip("typer", reason="the command line needs typer")
 from typer.testing import CliRunner
 
-from sketchoptim._cli import build_app
 from experiments.classifier import ClassifierSettings
+from experiments.commands import build_app
 from experiments.data import DataSettings
 from experiments.methods import Method
 from experiments.models import ModelSettings
 from experiments.recipes import Recipe, Setting, SweepSettings
 from experiments.settings import TrainSettings
 from experiments.text_classifier import TextClassifierSettings
+from sketchoptim import _cli
 
 PAGE = (Path(__file__).parents[2] / "docs" / "command_line.md").read_text("utf-8")
 RECIPE, SHAPES = re.findall(r"^```toml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
@@ -29,8 +30,8 @@ GIVEN = {
 }
 
 
-def invoked(*words: object):
-    return CliRunner().invoke(build_app(), [str(word) for word in words], env={"COLUMNS": "200"})
+def invoke(app, *words: object):
+    return CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "200"})
 
 
 @pytest.mark.parametrize("method", ["exact", "lean", "wide"])
@@ -42,14 +43,14 @@ def test_the_recipe_trains_each_of_its_methods(method, tmp_path, monkeypatch):
     (tmp_path / "recipe.toml").write_text(RECIPE.replace("128", "8"), encoding="utf-8")
     monkeypatch.setenv("SKETCHOPTIM_DATA", str(tmp_path))
     options = ("--small", "--method", method, "--steps", 2, "--output", tmp_path / "run")
-    result = invoked("train", tmp_path / "recipe.toml", *options)
+    result = invoke(build_app(), "train", tmp_path / "recipe.toml", *options)
     assert result.exit_code == 0, result.output
     assert "test perplexity" in result.output
 
 
 def test_the_file_of_shapes_is_planned(tmp_path):
     (tmp_path / "shapes.toml").write_text(SHAPES, encoding="utf-8")
-    result = invoked("plan", tmp_path / "shapes.toml", "--budget", "200MB")
+    result = invoke(_cli.build_app(), "plan", tmp_path / "shapes.toml", "--budget", "200MB")
     assert result.exit_code == 0, result.output
     assert "softmax.weight" in result.output
 
@@ -75,6 +76,9 @@ def test_every_key_of_a_recipe_is_on_the_page(kind):
 
 def test_every_command_is_on_the_page():
     names = {
-        command.name or command.callback.__name__ for command in build_app().registered_commands
+        (program, command.name or command.callback.__name__)
+        for program, app in (("sketchoptim", _cli.build_app()), ("experiments", build_app()))
+        for command in app.registered_commands
     }
-    assert names == set(re.findall(r"^\| `sketchoptim (\w+)", PAGE, re.MULTILINE))
+    rows = re.findall(r"^\| `(sketchoptim|experiments) (\w+)", PAGE, re.MULTILINE)
+    assert names == set(rows)

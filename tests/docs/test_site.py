@@ -54,9 +54,12 @@ def test_every_test_that_a_page_names_exists():
         assert f"def {test}" in (ROOT / "tests" / file).read_text("utf-8"), f"{file}::{test}"
 
 
-def test_every_benchmark_that_a_page_or_the_source_names_exists():
+def test_every_study_that_a_page_or_the_source_names_exists():
     pages = [ROOT / "README.md", *DOCS.rglob("*.md"), *(ROOT / "src").rglob("*.py")]
+    pages += (ROOT / "experiments").rglob("*.md")
     text = "".join(path.read_text("utf-8") for path in pages)
-    named = set(re.findall(r"benchmarks/(\w+\.\w+)", text))
-    assert named - {path.name for path in (ROOT / "benchmarks").iterdir()} == set()
+    named = {f"{name}.py" for name in re.findall(r"experiments\.studies\.(\w+)", text)}
+    named |= set(re.findall(r"experiments/studies/(\w+\.\w+)", text))
+    assert named - {path.name for path in (ROOT / "experiments" / "studies").iterdir()} == set()
     assert len(named) > 3
+    assert "benchmarks/" not in text
