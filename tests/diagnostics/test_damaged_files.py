@@ -169,7 +169,7 @@ def test_a_moment_that_is_no_tensor_of_its_shape_is_refused(value, tmp_path):
 def test_a_missing_part_of_a_moment_is_named(tmp_path):
     checkpoint = copy.deepcopy(saved_once())
     del checkpoint["state"][0]["second_counters"]
-    refuse_checkpoint(tmp_path, checkpoint, "it has ['scale', 'words'], not ['counters', 'scale'")
+    refuse_checkpoint(tmp_path, checkpoint, "it has ['second_scale', 'second_words'], not ['second")
 
 
 def test_a_moment_that_its_group_does_not_keep_is_named(tmp_path):
@@ -183,7 +183,7 @@ def test_a_moment_that_its_group_does_not_keep_is_named(tmp_path):
 def test_a_number_that_no_second_moment_has_is_named(value, tmp_path):
     checkpoint = copy.deepcopy(saved_once())
     checkpoint["state"][0]["second_counters"][0, 0] = value
-    message = "the second moment of parameter 0 is damaged: its counters must be finite"
+    message = "the second moment of parameter 0 is damaged: its second_counters must be finite"
     refuse_checkpoint(tmp_path, checkpoint, message)
 
 
