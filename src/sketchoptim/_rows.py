@@ -15,10 +15,6 @@ from ._torch_private import entries
 CHUNK_ELEMENTS = 1 << 17
 
 
-# Tensors whose numbers are in memory as their shape and strides say.
-PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
-
-
 class Chunk(NamedTuple):
     """Some rows of a parameter: where they are, their ids, and their gradients."""
 
@@ -90,24 +86,11 @@ def of_gradient(gradient: Tensor) -> Rows:
     if not gradient.is_sparse:
         values = gradient if gradient.dim() > 0 else gradient.reshape(1)
         return Rows(None, values)
-    ids, values = entries(gradient)
+    indices, values = entries(gradient)
+    ids = indices[0]
     if (ids[1:] > ids[:-1]).all():
         return Rows(ids, values)
     return Rows(*unique_sums(ids, values))
-
-
-def check_storage(name: str, tensor: Tensor) -> None:
-    """Raises where the memory behind a tensor has been freed, which reading it would not notice."""
-    if type(tensor) not in PLAIN_TENSORS or tensor.is_meta or not tensor.numel():
-        return
-    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-    needed = (tensor.storage_offset() + last + 1) * tensor.itemsize
-    found = tensor.untyped_storage().nbytes()
-    if found < needed:
-        raise ValueError(
-            f"{name} must have its memory, {needed} bytes, but its storage has {found}; "
-            "do not free or shrink it before step()"
-        )
 
 
 def unique_sums(ids: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:

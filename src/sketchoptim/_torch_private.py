@@ -11,6 +11,8 @@ from torch import Tensor
 from torch._compile import _disable_dynamo as disable_dynamo
 from torch.optim import optimizer as _torch_optimizer
 
+from ._validation import check_storage
+
 __all__ = [
     "after_load",
     "after_state_dict",
@@ -26,12 +28,16 @@ __all__ = [
 
 
 def entries(gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """The ids ``[k]`` and values of a sparse gradient, duplicates included.
+    """The ids ``[1, k]`` and values ``[k, ...]`` of a sparse gradient, duplicates included.
 
     The public `indices` and `values` refuse gradients that are not coalesced; coalescing them
     would copy every row.
     """
-    return gradient._indices()[0], gradient._values()
+    ids, values = gradient._indices(), gradient._values()
+    if not (ids.data_ptr() and values.data_ptr()):  # empty, or freed
+        check_storage("the ids of a gradient", ids)
+        check_storage("the values of a gradient", values)
+    return ids, values
 
 
 def hooked_when_needed(step: Callable[..., Any]) -> Callable[..., Any]:

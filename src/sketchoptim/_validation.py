@@ -15,7 +15,10 @@ from numbers import Integral, Real
 from typing import Any
 
 from torch import Tensor
+from torch.nn import Parameter
 
+# Tensors whose numbers are in memory as their shape and strides say.
+PLAIN_TENSORS = (Tensor, Parameter)
 # An error quotes at most this many characters of a value.
 _LONGEST_QUOTE = 120
 
@@ -133,6 +136,20 @@ def check_tensor(name: str, value: Any, *, remedy: str = "use torch.as_tensor()"
     if not isinstance(value, Tensor):
         raise _error(TypeError, name, "a tensor", value, remedy)
     return value
+
+
+def check_storage(name: str, tensor: Tensor) -> None:
+    """Raises where the memory behind a tensor has been freed, which reading it would not notice."""
+    if type(tensor) not in PLAIN_TENSORS or tensor.is_meta or not tensor.numel():
+        return
+    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    needed = (tensor.storage_offset() + last + 1) * tensor.itemsize
+    found = tensor.untyped_storage().nbytes()
+    if found < needed:
+        raise ValueError(
+            f"{name} must have its memory, {needed} bytes, but its storage has {found}; "
+            "do not free or shrink it before step()"
+        )
 
 
 def check_keys(

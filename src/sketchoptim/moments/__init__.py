@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .. import _pages
 from ..storage import Storage
-from . import _exact, _rank_one, _row_wise, _sketched, _top_singular  # noqa: F401 (they register)
+from . import _exact, _rank_one, _row_wise, _top_singular  # noqa: F401 (they register)
 from ._moment import (
     ArrayView,
     Average,
@@ -95,15 +95,16 @@ def state_mismatch(
     """
     parts = _matching_parts(storage, name, table, tensors)
     if parts is None:
-        expected = [part.name for part in declare(storage, name, table)]
-        return f"it has {sorted(tensors) or 'nothing'}, not {expected}"
+        expected = [f"{name}_{part.name}" for part in declare(storage, name, table)]
+        found = [f"{name}_{part}" for part in sorted(tensors)]
+        return f"it has {found or 'nothing'}, not {expected}"
     for part in parts:
         tensor = tensors[part.name]
         if not isinstance(tensor, Tensor):
-            return f"its {part.name} is a {type(tensor).__name__}, not a tensor"
+            return f"its {name}_{part.name} is a {type(tensor).__name__}, not a tensor"
         mismatch = part.mismatch(tensor, table.dtype if is_live else None)
         if mismatch is not None:
-            return mismatch
+            return f"its {name}_{part.name} {mismatch}"
     return None
 
 
@@ -112,7 +113,7 @@ def state_damage(storage: Storage, name: Name, table: Table, tensors: dict[str, 
     for part in _matching_parts(storage, name, table, tensors) or ():
         damage = part.damage(tensors[part.name])
         if damage is not None:
-            return damage
+            return f"its {name}_{part.name} {damage}"
     return None
 
 

@@ -95,13 +95,15 @@ class Part:
 
     def mismatch(self, tensor: Tensor, parameter_dtype: torch.dtype | None) -> str | None:
         """Why a tensor cannot be this part, or None; without a dtype, any float will do."""
+        if tensor.layout != torch.strided:
+            return f"is {tensor.layout}, not dense"
         if tuple(tensor.shape) not in (self.shape, *self.other_shapes):
-            return f"its {self.name} has shape {list(tensor.shape)}, not {list(self.shape)}"
+            return f"has shape {list(tensor.shape)}, not {list(self.shape)}"
         dtype = self.dtype or parameter_dtype
         if dtype is None and not tensor.is_floating_point():
-            return f"its {self.name} is {tensor.dtype}, not floating point"
+            return f"is {tensor.dtype}, not floating point"
         if dtype is not None and tensor.dtype != dtype:
-            return f"its {self.name} is {tensor.dtype}, not {dtype}"
+            return f"is {tensor.dtype}, not {dtype}"
         return None
 
     def damage(self, tensor: Tensor) -> str | None:
@@ -112,7 +114,7 @@ class Part:
         if math.isfinite(low) and math.isfinite(high) and self.least <= low <= high <= self.most:
             return None
         limits = f" in [{self.least:g}, {self.most:g}]" if math.isfinite(self.least) else ""
-        return f"its {self.name} must be finite{limits}, but ranges from {low:g} to {high:g}"
+        return f"must be finite{limits}, but ranges from {low:g} to {high:g}"
 
 
 class ArrayView(NamedTuple):

@@ -144,7 +144,7 @@ class SketchedMoment(Moment, storage=Sketched):
         """The values in the sketch's granularity."""
         if self.granularity == "element":
             return values
-        return row_sums(values) / values.shape[1]
+        return row_sums(values) / max(1, values.shape[1])
 
 
 def load_limit(decay: float) -> float:

@@ -8,9 +8,10 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from .. import _hashing
-from .._rows import CHUNK_ELEMENTS, PLAIN_TENSORS, check_storage
+from .._rows import CHUNK_ELEMENTS
 from .._sketch import LARGEST_SCALE, SMALLEST_SCALE, Sketch
 from .._torch_private import entries
+from .._validation import PLAIN_TENSORS
 from ..moments import ArrayView, Average, KernelView, Moment, Moments, SketchView
 from . import _native
 from ._rule import AnyRule, FusedRule
@@ -167,12 +168,8 @@ class CpuKernels:
             values = values.contiguous()
         ids = ids if ids.is_contiguous() else ids.contiguous()
         count, address = ids.numel(), ids.data_ptr()
-        if (
-            values.numel() != count * self.dim
-            or values.dtype != self.parameter.dtype
-            or not (address and values.data_ptr())
-        ):
-            _check_entries(ids, values, self.parameter)
+        if values.numel() != count * self.dim or values.dtype != self.parameter.dtype:
+            _check_array(values, self.parameter.dtype, count * self.dim)
         ascends = self.library.sketchoptim_ascend(address, count, self.rows)
         if ascends < 0:
             raise ids_error(self.parameter, int(ids.min()), int(ids.max()))
@@ -280,10 +277,3 @@ def _check_array(tensor: Tensor, dtype: torch.dtype, count: int) -> None:
             f"shape {list(tensor.shape)}, strides {list(tensor.stride())}, {tensor.dtype} on "
             f"{tensor.device}; make moments with sketchoptim, or load them with load_state_dict()"
         )
-
-
-def _check_entries(ids: Tensor, values: Tensor, parameter: Tensor) -> None:
-    """Raises unless a sparse gradient has a row of the parameter's for each of its ids."""
-    check_storage("the ids of a gradient", ids)
-    check_storage("the values of a gradient", values)
-    _check_array(values, parameter.dtype, ids.numel() * parameter.shape[1:].numel())

@@ -82,6 +82,8 @@ class Adam(Optimizer):
         super().check_options(group)
         if not isinstance(group["betas"], tuple | list) or len(group["betas"]) != 2:
             raise ValueError(f"betas must be two numbers, got {group['betas']!r}")
+        if len({isinstance(beta, Tensor) for beta in group["betas"]}) > 1:
+            raise ValueError(f"betas must be two floats or two tensors, got {group['betas']!r}")
         for index, beta in enumerate(group["betas"]):
             check_number(f"betas[{index}]", beta, below=1.0, allow_tensor=True)
         check_number("eps", group["eps"], allow_tensor=True)
@@ -151,6 +153,18 @@ class AdamW(Adam):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
-        **options: Any,
+        *,
+        memory: str | Memory = "lean",
+        maximize: bool = False,
+        nonfinite: Literal["raise", "skip"] = "raise",
     ) -> None:
-        super().__init__(params, lr, betas, eps, weight_decay, **options)
+        super().__init__(
+            params,
+            lr,
+            betas,
+            eps,
+            weight_decay,
+            memory=memory,
+            maximize=maximize,
+            nonfinite=nonfinite,
+        )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import moments, ops
-from .._rows import PLAIN_TENSORS, check_storage
+from .._validation import PLAIN_TENSORS
 from ..moments import Moment, Moments, Name, Parts, Table
 from ..ops import AnyRule
 from ..storage import PRESETS, Memory, Storage
@@ -270,7 +270,6 @@ def _addresses(state: State) -> tuple[tuple[str, Tensor, int], ...]:
     found = []
     for key, tensor in state.items():
         if isinstance(tensor, Tensor):
-            check_storage(f"{key} of the state", tensor)
             is_plain = type(tensor) in PLAIN_TENSORS
             found.append((key, tensor, tensor.data_ptr() if is_plain else 0))
     return tuple(found)

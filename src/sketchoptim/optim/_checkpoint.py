@@ -40,8 +40,10 @@ def pack(optimizer: "Optimizer") -> Packed:
 
 def load_(optimizer: "Optimizer", packed: Packed) -> None:
     """Restores what `pack` gave, or says what differs and changes nothing."""
-    check_keys("the checkpoint", packed, required=("state", "param_groups"), optional=packed)
+    if not isinstance(packed, dict):
+        raise TypeError(f"the checkpoint must be a dict as state_dict() gives it, got {packed!r}")
     packed = _torch_private.before_load(optimizer, dict(packed))
+    check_keys("the checkpoint", packed, required=("state", "param_groups"), optional=packed)
     groups = _checked_groups(optimizer, packed["param_groups"])
     states = _checked_states(optimizer, groups, packed["state"])
     restored: defaultdict[Tensor, dict[str, Any]] = defaultdict(dict)
@@ -127,8 +129,8 @@ def _checked_states(
         )
     found: dict[Tensor, dict[str, Any]] = {}
     for (key, parameter, group), number in zip(keyed_parameters(optimizer), numbers, strict=True):
-        state = saved.get(number)
-        if state is None or state == {}:
+        state = saved.get(number, {})
+        if state == {}:
             continue
         where = f"parameter {number} of the checkpoint"
         if not isinstance(state, dict):

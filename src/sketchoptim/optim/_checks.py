@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from .._rows import PLAIN_TENSORS, check_storage
+from .._validation import PLAIN_TENSORS, check_storage
 from ..storage import Memory
 
 

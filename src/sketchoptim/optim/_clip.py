@@ -36,7 +36,8 @@ def clip_grad_norm_(
             continue
         gradients.append(gradient)
         if not gradient.is_sparse:
-            measured.append(gradient)
+            if gradient.numel():  # of nothing there is no largest value
+                measured.append(gradient)
             continue
         check_gradient(parameter, gradient)
         if entries(gradient)[1].numel():
@@ -65,7 +66,7 @@ def _scale_(gradient: Tensor, factor: Tensor) -> None:
     # autograd, and each of them would scale those of all.
     ids, values = entries(gradient)
     gradient.data = torch.sparse_coo_tensor(
-        ids.unsqueeze(0),
+        ids,
         values * factor,
         gradient.shape,
         is_coalesced=gradient.is_coalesced(),

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from .. import moments
-from .._validation import check_flag
+from .._validation import check_flag, check_storage
 from ..moments import Name, Parts, Table
 from ..storage import Storage
 
@@ -40,6 +40,9 @@ def check_live(table: Table, state: State, storages: dict[Name, Storage]) -> Non
         "build the optimizer after the model is resized or converted, and put state into it with "
         "load_state_dict()"
     )
+    for key, tensor in state.items():
+        if isinstance(tensor, Tensor):
+            check_storage(f"{key} of {owner}", tensor)
     step = state.get("step")
     if not (isinstance(step, Tensor) and step.dtype == torch.float64 and step.is_cpu):
         raise TypeError(
