@@ -20,6 +20,7 @@ LAYERS = (
         "theory",
     },
     {"_rows"},
+    {"_sketch_base"},
     {"_sketch"},
     {"storage"},
     {"moments"},

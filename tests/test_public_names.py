@@ -124,9 +124,9 @@ def test_a_signature_is_this(path):
 
 
 @pytest.mark.parametrize("name", ["CountSketch", "CountMinSketch"])
-def test_a_sketch_has_its_table_and_its_bytes(name):
+def test_a_sketch_has_its_counters_and_its_bytes(name):
     sketch = found(name)(2, 5, 3)
-    assert sketch.table.shape == (2, 5, 3)
+    assert sketch.counters.shape == (2, 5, 3)
     assert sketch.nbytes == 2 * 5 * 3 * 4
 
 

@@ -32,7 +32,7 @@ from sketch_cases import (
 from torch import Tensor
 
 import sketchoptim as so
-from sketchoptim import _hashing, _sketch
+from sketchoptim import _hashing, _sketch_base
 
 
 def build_naive(kind: str, size: Size, seed: int = 0) -> naive_sketches.CountSketch:
@@ -178,7 +178,7 @@ def test_the_order_of_ids_does_not_matter_to_a_conservative_count_min():
     values = torch.rand(40_000, 2, generator=generator)
     order = torch.randperm(40_000, generator=generator)
     size = Size(3, 500, 2)
-    assert ids.numel() > 2 * _sketch._IDS_AT_ONCE
+    assert ids.numel() > 2 * _sketch_base._IDS_AT_ONCE
     there = build("conservative", size).add_(ids, values)
     back = build("conservative", size).add_(ids[order], values[order])
     assert torch.equal(there.counters, back.counters)
@@ -192,7 +192,7 @@ def test_how_many_ids_are_handled_at_once_does_not_matter(kind, dtype, data, at_
     stream = stream.times(1001)  # too long for bfloat16, so that it is rounded
     whole = build(kind, size, seed, dtype=dtype).add_(*stream).add_(*more)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_sketch, "_IDS_AT_ONCE", at_once)
+        patch.setattr(_sketch_base, "_IDS_AT_ONCE", at_once)
         parts = build(kind, size, seed, dtype=dtype).add_(*stream).add_(*more)
         assert torch.equal(parts.query(stream.ids), whole.query(stream.ids))
     assert torch.equal(parts.counters, whole.counters)

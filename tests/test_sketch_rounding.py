@@ -8,7 +8,7 @@ from sketch_cases import Size, build, every_kind, linear_kind, over, sized_strea
 from torch import Tensor
 
 import sketchoptim as so
-from sketchoptim import _rounding, _sketch
+from sketchoptim import _rounding, _sketch_base
 from sketchoptim._sketch import Sketch
 
 ONE_ID = torch.tensor([11])
@@ -147,7 +147,7 @@ def test_every_row_is_rounded_in_turn_by_ascending_id(kind, data):
 @every_kind
 @pytest.mark.parametrize("at_once", [2, 1000])
 def test_one_call_of_add_is_one_write(kind, at_once, monkeypatch):
-    monkeypatch.setattr(_sketch, "_IDS_AT_ONCE", at_once)
+    monkeypatch.setattr(_sketch_base, "_IDS_AT_ONCE", at_once)
     found = build_rounded(kind)
     for writes in range(1, 4):
         found.add_(torch.arange(5), torch.ones(5, 1))

@@ -106,7 +106,7 @@ def signs(words: Tensor, ids: Tensor) -> Tensor:
 
 def _shifted_right(words: Tensor, shift: int) -> Tensor:
     """A logical shift: torch's shift of int64 repeats the sign bit."""
-    return (words >> shift) & (2 ** (64 - shift) - 1)
+    return (words >> shift).bitwise_and(2 ** (64 - shift) - 1)
 
 
 def _signed(word: int) -> int:
