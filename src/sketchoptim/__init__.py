@@ -11,7 +11,7 @@ from . import nn, theory
 from ._sketch import CountMinSketch, CountSketch
 from .diagnostics import Diagnosis, MemoryReport, Plan, diagnose, memory_report, plan
 from .optim import SGD, Adagrad, Adam, AdamW, RMSprop, clip_grad_norm_, from_torch, to_torch
-from .storage import Exact, Memory, RankOne, RowWise, Sketched, TopSingular
+from .storage import Exact, Memory, Quantized, RankOne, RowWise, Sketched, TopSingular
 
 __version__ = version("sketchoptim")
 
@@ -27,6 +27,7 @@ __all__ = [
     "Memory",
     "MemoryReport",
     "Plan",
+    "Quantized",
     "RMSprop",
     "RankOne",
     "RowWise",

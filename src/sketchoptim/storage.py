@@ -117,6 +117,30 @@ class TopSingular(Storage):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Quantized(Storage):
+    """A byte for each weight, and a float32 scale for each block of weights.
+
+    For hidden layers, where every weight has a gradient in every step. Codes are spaced as in
+    8-bit Adam (Dettmers et al., 2022). Parameters below 4,096 elements are kept in float32.
+
+    Args:
+        bits: Of a code; 8 is the only choice.
+        block: Weights that share a scale, at most. A block does not cross the end of a row, or
+            consists of whole rows.
+    """
+
+    bits: int = 8
+    block: int = 256
+
+    def __post_init__(self) -> None:
+        check_choice("bits", self.bits, (8,))
+        check_int("block", self.block, least=64, most=2**16)
+
+    def describe(self, width: int | None = None) -> str:
+        return f"{self.bits}-bit, blocks of {self.block}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Sketched(Storage):
     """A sketch ``[depth, width, dim]`` (or ``[depth, width, 1]`` by row).
 
@@ -376,6 +400,7 @@ _PAPER = Sketched(granularity="element", ratio=0.2, depth=3, decay="paper")
 PRESETS = {
     "lean": Memory(first=None, second=_LEAN),
     "exact": Memory(first=Exact(), second=Exact()),
+    "8-bit": Memory(first=Quantized(), second=Quantized()),
     "paper-mv": Memory(first=_PAPER, second=_PAPER),
     "paper-v": Memory(first=Exact(), second=_PAPER),
     "paper-v-only": Memory(first=None, second=_PAPER),

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .. import _pages
 from ..storage import Storage
-from . import _exact, _rank_one, _row_wise, _top_singular  # noqa: F401 (they register)
+from . import _exact, _quantized, _rank_one, _row_wise, _top_singular  # noqa: F401 (they register)
 from ._moment import (
     ArrayView,
     Average,
