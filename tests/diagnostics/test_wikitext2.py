@@ -1,4 +1,4 @@
-"""What sketches say of themselves on real text, beside the truth."""
+"""The error that sketches estimate of themselves on real text, compared with the true one."""
 
 import os
 from pathlib import Path
@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 import sketchoptim as so
-from sketchoptim.diagnostics import Shadow
 from experiments.corpora import read_wikitext
 from experiments.methods import Method
 from experiments.models import ModelSettings
 from experiments.settings import TrainSettings
 from experiments.tasks import NextWords
 from experiments.training import Training
+from sketchoptim.diagnostics import Shadow
 
 DATA = Path(os.environ.get("SKETCHOPTIM_DATA", "")) / "wikitext-2"
 
@@ -21,13 +21,15 @@ pytestmark = pytest.mark.skipif(
 )
 
 LINEAR = so.Sketched(granularity="element", ratio=1 / 50)
-# By how much an estimate may be off. The error of a wide table is that of a few rows which share
-# all their buckets with heavy ones: a matter of luck, and of some percent of the truth.
 MEMORIES = {
-    "lean": (so.Memory.of("lean"), 3.0),
-    "lean, a fiftieth": (so.Memory(second=so.Sketched(ratio=1 / 50, conservative=True)), 1.5),
-    "linear, a fiftieth": (so.Memory(first=LINEAR, second=LINEAR, clip=1.0), 1.3),
+    "lean": so.Memory.of("lean"),
+    "lean, a fiftieth": so.Memory(second=so.Sketched(ratio=1 / 50, conservative=True)),
+    "linear, a fiftieth": so.Memory(first=LINEAR, second=LINEAR, clip=1.0),
 }
+# By how much an estimate may be off. It depends on the seed of the hash: over the seeds 0 to 7 of
+# these memories, estimate over error was 0.82 to 1.17 for first moments, and 0.51 to 3.53 for
+# second ones. This test has seed 0.
+FACTORS = {"first": 1.3, "second": 4.0}
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +37,8 @@ def corpus():
     return read_wikitext(DATA)
 
 
-@pytest.mark.parametrize(("memory", "factor"), MEMORIES.values(), ids=MEMORIES)
-def test_the_estimate_is_near_the_error_against_the_shadow(corpus, memory, factor):
+@pytest.mark.parametrize("memory", MEMORIES.values(), ids=MEMORIES)
+def test_the_estimate_is_near_the_error_against_the_shadow(corpus, memory):
     steps = 40
     settings = TrainSettings(
         method=Method(name="sketched", memory=memory), table_lr=0.03, steps=steps
@@ -54,7 +56,7 @@ def test_the_estimate_is_near_the_error_against_the_shadow(corpus, memory, facto
     }
     assert shadow.records
     for record in shadow.records:
-        estimate = estimates[record.parameter, record.moment]
+        estimate, factor = estimates[record.parameter, record.moment], FACTORS[record.moment]
         for found, true in (
             (estimate.absolute, record.all_error), (estimate.relative, record.all_relative),
         ):  # fmt: skip

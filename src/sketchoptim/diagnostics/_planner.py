@@ -1,5 +1,6 @@
 """From a budget to a storage for each table, with its bytes and its error predicted."""
 
+import inspect
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..moments import Name
 from ..optim import OPTIMIZERS, Optimizer
@@ -234,19 +235,31 @@ def _allocate(ladders: Sequence[Ladder], allowed: int) -> list[int]:
 
 
 def _example_optimizer(source: Source, name: str | None) -> Optimizer:
-    """The optimizer to plan for: the given one, or one of the kind with the options it has."""
+    """An optimizer to ask for its rule: the given one, or one of the kind with its options."""
     if isinstance(source, Optimizer) and name in (None, type(source).__name__):
         return source
-    nothing = nn.Parameter(torch.empty(0, device="cpu"))
-    example = _kind(source, name)([nothing], memory=PRESETS["exact"])
-    if isinstance(source, torch.optim.Optimizer):
-        (defaults,) = example.param_groups
-        shared = defaults.keys() & source.defaults.keys() - {"memory"}
-        example.param_groups = [
-            {**defaults, **{option: group[option] for option in shared if option in group}}
-            for group in source.param_groups
-        ]
+    kind = _kind(source, name)
+    # Not constructed: torch would import its compiler, which takes two seconds. Neither rules nor
+    # storages read more of an optimizer than the options of a group.
+    example = kind.__new__(kind)
+    defaults = _default_options(kind)
+    given = source.param_groups if isinstance(source, torch.optim.Optimizer) else [{}]
+    example.param_groups = [
+        {**defaults, **{option: group[option] for option in defaults.keys() & group.keys()}}
+        for group in given
+    ]
     return example
+
+
+def _default_options(kind: type[Optimizer]) -> dict[str, Any]:
+    """The options of a group of an optimizer that is built with parameters alone."""
+    found: dict[str, Any] = {}
+    constructors = (vars(base).get("__init__") for base in reversed(kind.__mro__))
+    for constructor in filter(None, constructors):
+        for option in inspect.signature(constructor).parameters.values():
+            if option.default is not inspect.Parameter.empty:
+                found[option.name] = option.default
+    return found
 
 
 def _kind(source: Source, name: str | None) -> type[Optimizer]:
