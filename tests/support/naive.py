@@ -225,7 +225,7 @@ def squares(rows: Rows) -> Rows:
 class SGD(Optimizer):
     """Algorithm 2, with torch's dampening and Nesterov."""
 
-    def __init__(self, x, memory, *, momentum=0.9, dampening=0.0, nesterov=False, **options):
+    def __init__(self, x, memory, *, momentum=0.0, dampening=0.0, nesterov=False, **options):
         super().__init__(x, so.Memory(first=memory.first, clip=memory.clip), **options)
         self.momentum, self.dampening, self.nesterov = momentum, dampening, nesterov
 
