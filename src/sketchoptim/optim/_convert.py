@@ -63,7 +63,7 @@ def from_torch(
     >>> table(torch.tensor([1, 2])).sum().backward()
     >>> exact.step()
     >>> lean = from_torch(exact)
-    >>> lean.state[table.weight]["step"].item(), lean.state[table.weight]["second_table"].numel()
+    >>> lean.state[table.weight]["step"].item(), lean.state[table.weight]["second_counters"].numel()
     (1.0, 1248)
     """
     kind, keys = _kind_of(optimizer)
