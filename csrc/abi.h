@@ -31,7 +31,7 @@ struct Moment {
   float decay_less_one;
   float scale;
   float inverse_scale;
-  uint32_t rounding_key;  // of this step's stochastic rounding
+  uint32_t rounding_key;  // one for a step; see rounding.h
   int64_t width;
   void* data;
   const int64_t* words;  // [depth, 4]
@@ -108,10 +108,10 @@ void sketchoptim_noise(uint32_t key, const int64_t* ids, int64_t count, int64_t 
 // one is outside [0, n).
 int32_t sketchoptim_ascend(const int64_t* ids, int64_t count, int64_t n);
 
-// Groups equal ids, which lie in [0, 2^32), of fewer than 2^32 entries: fills in all of a gradient
-// but values and sums, by ascending id and, within one, position. What it points to then lies in
-// the room, which has 3 count + 1 numbers. Returns how many rows have several entries, which is how
-// many sums there are.
+// Groups equal ids, by ascending id and, within an id, by position. Fills in all of a gradient but
+// values and sums; what it then points to lies in the room, which has 3 count + 1 numbers. Ids lie
+// in [0, 2^32), and there are fewer than 2^32. Returns the number of rows with several entries,
+// which is the number of sums.
 int64_t sketchoptim_group(const int64_t* ids, int64_t count, uint64_t* room, Gradient* gradient);
 
 // Whether all gradients that would reach the moments are finite; fills row_values, where there are

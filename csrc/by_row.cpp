@@ -62,7 +62,7 @@ void for_blocks(const Squares& squares, Span rows, Visit visit) {
 }
 
 // Calls visit(r, at) for every row r in ascending order, with its counter in each hash row. Hash
-// rows share no counters, so each of them is one thread's alone.
+// rows share no counters, so different threads may take them.
 template <typename Visit>
 void for_counters(const Moment& m, const Squares& squares, int32_t threads, Visit visit) {
   const int64_t parts = std::min(std::max(1, threads), m.depth);
@@ -98,8 +98,8 @@ void for_estimates(const Moment& m, const Squares& squares, int32_t threads, Vis
     });
 }
 
-// Prefetches all counters in the order of memory where most of them are about to be read: read in
-// the order of rows, one cache miss would wait for the other.
+// Prefetches all counters in the order of memory, if most of them are about to be read. In the
+// order of rows, one cache miss would wait for the other.
 void prefetch_counters(const Moment& m, int64_t rows) {
   const int64_t bytes = m.depth * m.width * bytes_of(m.dtype);
   if (rows * m.depth * kCacheLine < bytes / 2) return;

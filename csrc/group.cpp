@@ -1,5 +1,5 @@
-// Equal ids together, in ascending order: a least-significant-digit radix sort that reads only the
-// digits which the largest id has.
+// Groups equal ids in ascending order, by a least-significant-digit radix sort over the digits that
+// the largest id has.
 #include <algorithm>
 
 #include "abi.h"
@@ -10,7 +10,7 @@ constexpr int kIdBits = 32;
 constexpr int kMostDigitBits = 11;
 constexpr int kMostDigits = (kIdBits + kMostDigitBits - 1) / kMostDigitBits;
 
-// The fewest digits that ids can be written in, and those as short as they can be.
+// The smallest number of digits that ids can be written in, with as few bits each as possible.
 struct Digits {
   int count, bits;
 
@@ -62,7 +62,7 @@ extern "C" int32_t sketchoptim_ascend(const int64_t* ids, int64_t count, int64_t
 extern "C" int64_t sketchoptim_group(const int64_t* ids, int64_t count, uint64_t* room,
                                      Gradient* gradient) {
   uint64_t* sorted = sorted_entries(ids, count, room, room + count);
-  // What the sort is done with is written over: one buffer at once, the other while it is read.
+  // Both buffers of the sort are reused: one is free, the other is overwritten while it is read.
   uint32_t* order = reinterpret_cast<uint32_t*>(sorted == room ? room + count : room);
   uint32_t* slots = order + count;
   uint32_t* starts = reinterpret_cast<uint32_t*>(room + 2 * count);

@@ -1,4 +1,4 @@
-// A look at a gradient, before a step along it changes anything.
+// Checks a gradient before a step along it changes anything.
 #include <cmath>
 #include <memory>
 
@@ -22,7 +22,7 @@ INLINE float square_sum(const float* g, int64_t dim) {
   return sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
 }
 
-// Whether a number of a row is larger than any may be, or NaN.
+// Whether a row has a NaN, or a number above the largest one allowed.
 bool is_refused(const float* g, int64_t dim, float largest) {
   return !std::all_of(g, g + dim, [&](float x) { return std::fabs(x) <= largest; });
 }
@@ -40,7 +40,7 @@ int32_t inspect_rows(const Step& s) {
                            ? gathered<P>(s, r, columns, g.sums + g.slots[r] * s.dim)
                            : gradient_of<P>(s, r, columns, buffer.get());
       const float squares = square_sum(x, s.dim);
-      // As long as the sum is within what one of them may be, none of them is beyond.
+      // If the sum of squares is within the bound of one square, every number is within its own.
       if (!(squares <= s.largest_gradient * s.largest_gradient))
         mine += is_refused(x, s.dim, s.largest_gradient);
       if (s.row_values) s.row_values[r] = squares / static_cast<float>(s.dim);

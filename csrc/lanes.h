@@ -8,7 +8,7 @@
 
 #include "abi.h"
 
-// Whatever knows the number of lanes at hand is inlined, so that sixteen of them are one load.
+// Functions that take a number of lanes are inlined, so that a constant sixteen is one load.
 #define ALWAYS __attribute__((always_inline))
 #define INLINE inline ALWAYS
 
@@ -32,7 +32,7 @@ INLINE Lanes root(Lanes x) {
   return y;
 }
 
-// Each lane of the first half plus its like in the second.
+// Each lane of the first half plus the lane at the same place of the second.
 template <typename Half, typename Whole>
 INLINE Half folded(const Whole& x) {
   Half halves[2];
@@ -62,7 +62,7 @@ INLINE HalfLanes to_bfloat16(Lanes x) {  // to nearest, ties to even, as torch r
 INLINE Lanes from_float16(HalfLanes h) {
   const WordLanes bits = __builtin_convertvector(h, WordLanes);
   const WordLanes sign = (bits & 0x8000u) << 16, magnitude = (bits & 0x7fffu) << 13;
-  // Shift the exponent's bias by multiplying: subnormals come out right by themselves.
+  // Shift the exponent's bias by multiplying: this is right for subnormals too.
   const Lanes normal = lanes_of(magnitude) * lanes_of(WordLanes{} + 0x77800000u);  // 2^112
   const WordLanes is_special = (WordLanes)(magnitude >= 0x0f800000u);
   const WordLanes special = magnitude | 0x7f800000u;
@@ -104,7 +104,7 @@ INLINE void store(void* data, int32_t dtype, int64_t at, int64_t count, Lanes x)
   std::memcpy(static_cast<uint16_t*>(data) + at, &h, count * sizeof(uint16_t));
 }
 
-// As a template's argument: a dtype that is known only when running.
+// As a template's argument: a dtype that is known only at run time.
 constexpr int32_t kAny = -1;
 
 template <int32_t T>

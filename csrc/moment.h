@@ -25,7 +25,7 @@ inline bool is_linear(const Moment& m) { return m.kind == kSketch && m.form == k
 inline bool is_item_wise(const Moment& m) { return is_element_sketch(m) && m.form != kLinear; }
 inline bool is_by_row(const Moment& m) { return m.kind != kNone && m.is_by_row; }
 
-// Where sixteen rows live in a sketch: the first element of their buckets in each hash row, their
+// Where sixteen rows are in a sketch: the first element of their buckets in each hash row, their
 // signs, and their rounding keys. Sixteen at once are hashed in SIMD registers. All hash rows of a
 // row are rounded by the same bits: independently rounded readings would drift apart, and their
 // minimum would be biased towards zero.
@@ -50,7 +50,7 @@ inline void locate(const Moment& m, const int64_t* ids, int64_t dim, Places& pla
     places.rounding_row_keys[i] = rounding_row_key(m.rounding_key, ids[i]);
 }
 
-// One of them.
+// The place of one of the sixteen rows.
 struct Place {
   const Places* places;
   int64_t lane;
@@ -85,7 +85,7 @@ INLINE Lanes median(const Lanes* readings, int32_t depth) {
   return depth % 2 ? middle : (sorted[depth / 2 - 1] + middle) * 0.5f;
 }
 
-// A row of a step and where it lives: at, its first element in the parameter and in moments that
+// A row of a step and where it is: at, its first element in the parameter and in moments that
 // are exact; first and second, its places in sketches by element.
 struct Row {
   int64_t number, at;
@@ -132,7 +132,7 @@ struct ExactMoment {
 };
 
 // A sketch by element: a first moment is signed, a second one is not. T is the counters' dtype, and
-// kDepth the depth, or kAny and 0 where they are known only when running.
+// kDepth the depth, or kAny and 0 where they are known only at run time.
 template <bool kIsFirst, int32_t T, int32_t kDepth>
 struct SketchMoment {
   static constexpr bool kIsKept = true, kIsSketch = true;

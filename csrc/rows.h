@@ -1,4 +1,4 @@
-// The rows of a step: shared out among threads, in an order, each with its gradient.
+// The rows of a step: their distribution among threads, their order, and their gradients.
 #pragma once
 
 #include <algorithm>
@@ -6,10 +6,10 @@
 #include "moment.h"
 
 constexpr int64_t kStreams = 8;
-constexpr int64_t kPrefetchBytes = 512;  // the hardware goes on from there by itself
-constexpr int64_t kEntriesAhead = 4;     // two to eight are alike
+constexpr int64_t kPrefetchBytes = 512;  // from there on the hardware prefetches
+constexpr int64_t kEntriesAhead = 4;     // two to eight take the same time
 
-// Calls visit(rows, columns) on every thread with its share of one of the two.
+// Calls visit(rows, columns) on every thread, with its share of the columns or of the rows.
 template <typename Visit>
 void in_parallel(const Step& s, bool by_column, Visit visit) {
   const int64_t parts = std::max(1, s.threads), rows = s.gradient.rows;
@@ -44,7 +44,7 @@ INLINE bool is_alone(const Gradient& g, int64_t r) {
   return !g.starts || g.starts[r + 1] - g.starts[r] == 1;
 }
 
-// Adds an entry to its row's sum, of which the first is the beginning.
+// Adds an entry to the sum of its row; the first entry overwrites the sum.
 template <int32_t P>
 INLINE void add_entry(const Step& s, int64_t entry, bool is_first, Span columns, float* sum) {
   const void* values = s.gradient.values;
@@ -65,7 +65,7 @@ INLINE void finish(const Step& s, int64_t r, Span columns, float* sum) {
   const int64_t row_at = id_of(s, r) * s.dim;
   for_columns(columns.begin, columns.end, [&](int64_t c, int64_t count) ALWAYS {
     Lanes x = load(sum, kFloat32, c, count) * sign;
-    // Not where nothing decays: a weight that is not finite, times zero, would be NaN.
+    // Skipped without decay: a weight that is not finite would become NaN when multiplied by 0.
     if (decay != 0.0f) x += load(rows, known_dtype<P>(s.dtype), row_at + c, count) * decay;
     store(sum, kFloat32, c, count, x);
   });
@@ -94,8 +94,8 @@ const float* gathered(const Step& s, int64_t r, Span columns, float* buffer) {
   return buffer;
 }
 
-// The same, where it already is if it is anywhere: a lone float32 entry that is all there is to it,
-// or the sum that inspect() left.
+// The same without a copy where possible: a single float32 entry is the gradient already, and
+// inspect() may have left the sum of several.
 template <int32_t P>
 INLINE const float* gradient_of(const Step& s, int64_t r, Span columns, float* buffer) {
   const Gradient& g = s.gradient;

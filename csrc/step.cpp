@@ -1,9 +1,9 @@
 // One step of one parameter, from its raw gradient to its updated rows.
 //
 // Rows are independent of each other but for what they share in a sketch. A sketch by row is moved
-// first, from mean squares, as a list of numbers. A sketch by element has columns that never meet,
-// so threads take columns where rows must take their turn, and rows everywhere else: either way
-// each number is computed by one thread in one order, and the number of threads changes no bit.
+// first, from a list of mean squares. A sketch by element has independent columns, so threads take
+// columns where rows have to be in order, and rows everywhere else. Either way each number is
+// computed by one thread in one order, and the number of threads changes no bit.
 #include <cmath>
 #include <cstring>
 #include <memory>
@@ -14,8 +14,8 @@
 namespace {
 
 constexpr int32_t kCommonDepth = 3;
-constexpr int64_t kPieceOfThreads = 16;  // times what one alone takes at a time
-constexpr int64_t kMostPieceRows = 1 << 17;  // whose numbers are half a megabyte
+constexpr int64_t kPieceOfThreads = 16;  // a piece is this much larger with threads
+constexpr int64_t kMostPieceRows = 1 << 17;  // half a megabyte of row values
 
 // Sketches that are linear take all rows of a step in a sweep of their own, before any is moved.
 enum class Sweep { kAdd, kUpdate };
@@ -99,10 +99,10 @@ void add_rows(const Step& s) {
   });
 }
 
-// A NaN stays one, as in torch.clamp: of two numbers that do not compare, the first is taken.
+// Keeps a NaN, as torch.clamp does: if a comparison is false, the first number is taken.
 INLINE Lanes clipped(Lanes x, float clip) { return larger(smaller(x, all(clip)), all(-clip)); }
 
-// The last part of a step: where a row goes, and the row moved there.
+// The last part of a step: clips the direction and moves the row.
 template <int32_t P>
 struct Applied {
   void* const rows;
@@ -208,7 +208,7 @@ void run_without_sketches(const Step& s, Sweep sweep) {
 }
 
 // With one sketch by element at least; where there are two, they are of the same dtype and depth
-// unless those are known only when running.
+// unless those are known only at run time.
 template <int32_t P, int32_t T, int32_t kDepth>
 void run_with_sketches(const Step& s, Sweep sweep) {
   using First = SketchMoment<true, T, kDepth>;
@@ -222,7 +222,7 @@ void run_with_sketches(const Step& s, Sweep sweep) {
   run<P, First, NoMoment>(s, sweep);
 }
 
-// Whether all sketches by element are of a dtype, and of the depth that has loops of its own.
+// Whether all sketches by element have this dtype, and the depth that has its own loops.
 bool are_common(const Step& s, int32_t dtype) {
   auto is_common = [&](const Moment& m) {
     return !is_element_sketch(m) || (m.dtype == dtype && m.depth == kCommonDepth);
@@ -262,10 +262,10 @@ void update(const Step& s, const Moment& second_before) {
   sweep_rows(s, Sweep::kUpdate);
 }
 
-// A step with a second moment by row, along a dense gradient of many rows. A number for each is
-// more than a whole sketch has, so rows go through in pieces, and are looked at anew, in the cache.
+// A step with a second moment by row, along a dense gradient of many rows. One number per row is
+// more memory than the sketch, so rows go through in pieces, whose mean squares are computed again.
 void step_in_pieces(const Step& s) {
-  // Threads wake four times a piece, which takes longer than to read it from memory once more.
+  // Each piece starts threads four times, so with threads a piece is larger than the cache.
   const int64_t wanted = s.threads > 1 ? s.piece_rows * s.threads * kPieceOfThreads : s.piece_rows;
   const int64_t size = std::min({wanted, std::max(s.piece_rows, kMostPieceRows), s.gradient.rows});
   std::unique_ptr<float[]> row_values(new float[size]);

@@ -10,7 +10,7 @@
 namespace {
 
 constexpr int64_t kMaxVectors = kMaxQueries / kLanes;
-constexpr int64_t kTogether = 4;  // classes that are scored before one look at whether any is good
+constexpr int64_t kTogether = 4;  // classes that are scored before one test whether any is good
 
 struct Found {
   float score;
@@ -22,7 +22,7 @@ bool is_before(const Found& a, const Found& b) {
   return a.score > b.score || (a.score == b.score && a.id < b.id);
 }
 
-// What one thread has found: for each query a heap with the worst of its best at the front.
+// The best classes of one thread: for each query a heap with the worst of them at the front.
 struct Best {
   explicit Best(const TopClasses& t) : k(t.k), heaps(t.queries) {
     for (int64_t q = 0; q < kMaxQueries; ++q) bounds[q] = q < t.queries ? -INFINITY : INFINITY;
@@ -41,7 +41,7 @@ struct Best {
   }
 
   int64_t k;
-  float bounds[kMaxQueries];  // a score has to be above: ids ascend, so the first of equals stays
+  float bounds[kMaxQueries];  // a score must be above it; of equal scores the first id stays
   std::vector<std::vector<Found>> heaps;
 };
 
@@ -83,8 +83,8 @@ INLINE Lanes combined(const float* const* rows, int32_t members, int64_t column)
   return x;
 }
 
-// Where a combined score may be above its bound. A median is only where half of the readings are,
-// which is found by counting: so readings are hardly ever sorted.
+// Where a combined score may be above its bound. A median is above only if half of the readings
+// are. Counting those is cheaper than sorting, which is then rarely needed.
 template <int32_t kCombination>
 INLINE IntLanes may_be_above(const float* const* rows, int32_t members, int64_t column,
                              Lanes bounds) {
