@@ -303,7 +303,7 @@ def test_the_bounds_fail_for_a_sketch_that_is_much_too_narrow(kind, shape, width
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 5])
-def test_a_count_sketch_is_right_in_the_mean(depth):
+def test_a_count_sketch_is_unbiased(depth):
     size, trials = Size(depth, 16, 1), 1000
     ids, truth = torch.arange(40), torch.linspace(-3, 9, 40).unsqueeze(1)
     estimates = torch.stack(
