@@ -8,16 +8,22 @@ import tiny_runs
 import torch
 from gradients import unchecked
 from refusals import dense, refuse_step, trained, trained_with
-from tiny_runs import MEMORIES, OPTIMIZERS, PRESET_PLANS, Plan, Run, TinyModel, batches, differences
+from tiny_runs import MEMORIES, OPTIMIZERS, PRESET_PLANS, Plan, Run, batches, differences
 from torch import Tensor, nn
 
 import sketchoptim as so
 
 NAN, INF = math.nan, math.inf
 
-COMPRESSED = {name: memory for name, memory in MEMORIES.items() if not name.startswith("exact")}
 COMPRESSED_PLANS = {name: plan for name, plan in PRESET_PLANS.items() if name != "exact"}
-WITH_ONE_MOMENT = {name: it for name, it in COMPRESSED.items() if not name.startswith("ratio")}
+# By the kernels, by row and by element, and by the reference.
+EACH_WAY = {name: COMPRESSED_PLANS[name] for name in ("lean", "paper-mv", "rank-one")}
+# Every way to keep a second moment; when a sketch is cleaned or folded does not matter here.
+SECONDS = {
+    name: memory
+    for name, memory in MEMORIES.items()
+    if not name.startswith(("exact", "ratio")) and "cleaned" not in name
+}
 
 NONFINITE = {
     "NaN": NAN,
@@ -27,6 +33,7 @@ NONFINITE = {
     "a square that is just finite": 1.8e19,
     "the largest float32": torch.finfo(torch.float32).max,
 }
+REFUSAL = 'must be finite and within .* nonfinite="skip" skips and counts'
 
 
 def spoiled(gradient: Tensor, value: float) -> Tensor:
@@ -36,19 +43,27 @@ def spoiled(gradient: Tensor, value: float) -> Tensor:
     return gradient
 
 
-@pytest.mark.parametrize("value", NONFINITE.values(), ids=NONFINITE.keys())
-@pytest.mark.parametrize("where", ["table", "head"])
-@pytest.mark.parametrize("memory", COMPRESSED)
-def test_a_compressed_moment_refuses_a_gradient_that_is_not_finite(memory, where, value):
+@pytest.mark.parametrize("where", ["table", "head"], ids=["sparse", "dense"])
+@pytest.mark.parametrize("memory", COMPRESSED_PLANS)
+def test_a_compressed_moment_refuses_a_gradient_that_is_not_finite(memory, where):
     run = trained_with(memory)
     run.backward(batches(1)[0])
     parameter = getattr(run.model, where).weight
-    parameter.grad = spoiled(parameter.grad, value)
-    refuse_step(run, ValueError, 'must be finite and within .* nonfinite="skip" skips and counts')
+    parameter.grad = spoiled(parameter.grad, NAN)
+    refuse_step(run, ValueError, REFUSAL)
+
+
+@pytest.mark.parametrize("value", NONFINITE.values(), ids=NONFINITE.keys())
+@pytest.mark.parametrize("memory", EACH_WAY)
+def test_every_number_whose_square_would_overflow_is_refused(memory, value):
+    run = trained_with(memory)
+    run.backward(batches(1)[0])
+    run.model.table.weight.grad = spoiled(run.model.table.weight.grad, value)
+    refuse_step(run, ValueError, REFUSAL)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
-@tiny_runs.each(COMPRESSED_PLANS)
+@tiny_runs.each(EACH_WAY)
 def test_gradients_in_other_precisions_are_refused_too(plan, dtype):
     run = Run.start(plan, dtype=dtype).train(batches(2))
     run.backward(batches(1)[0])
@@ -83,23 +98,22 @@ def test_weight_decay_of_a_row_that_is_not_finite_is_refused():
     refuse_step(run, ValueError, "must be finite")
 
 
-@pytest.mark.parametrize("steps", [1, 24])
-@pytest.mark.parametrize("memory", WITH_ONE_MOMENT.values(), ids=WITH_ONE_MOMENT.keys())
+@pytest.mark.parametrize("memory", SECONDS.values(), ids=SECONDS.keys())
 @pytest.mark.parametrize("kind", ["RMSprop", "Adagrad"])
-def test_the_largest_gradient_allowed_keeps_every_table_finite(kind, memory, steps):
+def test_the_largest_gradient_allowed_keeps_every_table_finite(kind, memory):
     """Also when all rows have it, step after step, until the lazy scale is at its smallest."""
     options = {"alpha": 0.5} if kind == "RMSprop" else {}
     table = nn.Parameter(torch.ones(30, 6))
     optimizer = OPTIMIZERS[kind]([{"params": [table], "memory": memory}], **options)
     table.grad = unchecked(list(range(30)), table, values=torch.full((30, 6), 2.0**40))
-    for _ in range(steps):
+    for _ in range(24):
         optimizer.step()
     kept = [value for value in optimizer.state[table].values() if isinstance(value, Tensor)]
     assert all(tensor.isfinite().all() for tensor in kept)
     assert table.isfinite().all()
 
 
-@tiny_runs.each(COMPRESSED_PLANS)
+@tiny_runs.each(EACH_WAY)
 def test_skipping_leaves_the_parameter_alone_and_counts(plan):
     plan = Plan(so.Adam, plan.memory, {"nonfinite": "skip"})
     run = Run.start(plan).train(batches(2))
@@ -117,7 +131,7 @@ def test_skipping_leaves_the_parameter_alone_and_counts(plan):
         assert {name, f"{name}: step"} <= set(changed)
 
 
-@tiny_runs.each(COMPRESSED_PLANS)
+@tiny_runs.each(EACH_WAY)
 def test_a_skipped_step_is_as_if_it_had_not_been(plan):
     plan = Plan(so.Adam, plan.memory, {"nonfinite": "skip"})
     skipping, straight = Run.start(plan).train(batches(2)), Run.start(plan).train(batches(2))
@@ -152,7 +166,7 @@ TWINS = {
 }
 
 
-@pytest.mark.parametrize("value", [NAN, INF, -INF, 1e30])
+@pytest.mark.parametrize("value", [NAN, INF, 1e30])
 @pytest.mark.parametrize(("ours", "theirs", "options"), TWINS.values(), ids=TWINS.keys())
 def test_exact_storage_does_with_nonfinite_gradients_what_torch_does(ours, theirs, options, value):
     torch.manual_seed(0)
@@ -170,19 +184,3 @@ def test_exact_storage_does_with_nonfinite_gradients_what_torch_does(ours, their
     for mine, other in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(mine, other, rtol=0, atol=0, equal_nan=True)
     assert not model.weight.isfinite().all() or value == 1e30
-
-
-@pytest.mark.parametrize("value", [NAN, INF, -INF, 1e30])
-def test_exact_sparse_adam_does_with_nonfinite_gradients_what_sparse_adam_does(value):
-    model, twin = TinyModel(), TinyModel()
-    twin.load_state_dict(model.state_dict())
-    ours = so.Adam([model.table.weight], lr=0.1, memory="exact")
-    theirs = torch.optim.SparseAdam([twin.table.weight], lr=0.1)
-    for bad in (False, True, False):
-        for optimizer, weight in ((ours, model.table.weight), (theirs, twin.table.weight)):
-            values = torch.linspace(-1, 1, 12).view(2, 6)
-            if bad:
-                values[1, 3] = value
-            weight.grad = unchecked([2, 7], weight, values=values)
-            optimizer.step()
-    torch.testing.assert_close(model.table.weight, twin.table.weight, equal_nan=True)
