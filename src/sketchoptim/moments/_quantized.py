@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -108,9 +108,11 @@ class QuantizedMoment(Moment, storage=Quantized):
             return (Part("uncoded", shape, by="row", initial=fill, least=least),)
         blocks = _Blocks.of(table.dim, storage.block)
         scales = (math.ceil(table.rows / blocks.rows), blocks.columns)
+        by: Literal["row", "whole"] = "row" if blocks.rows == 1 else "whole"
         return (
             Part("codes", shape, torch.uint8, by="row", initial=255),  # stands for one
-            Part("scales", scales, by="row", initial=fill, least=0.0),
+            # Rows that share a block cannot be divided among processes.
+            Part("scales", scales, by=by, combine="refused", initial=fill, least=0.0),
         )
 
     def __init__(self, storage: Quantized, name: Name, tensors: dict[str, Tensor]) -> None:

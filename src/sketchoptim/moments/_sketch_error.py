@@ -18,41 +18,41 @@ _PHANTOMS = 2048
 
 @dataclass(frozen=True)
 class SketchError:
-    """The error of a sketch's estimates, all rows together: lengths in the sense of l2."""
+    """The error of a sketch's estimates over all rows, in l2 norms."""
 
     rows: int
     """How many rows the sketch stands for."""
     row_error: float
-    """Root mean square over the rows of the length of (estimate - truth)."""
+    """Root mean square over the rows of the norm of (estimate - truth)."""
     row_norm: float
-    """Root mean square over the rows of the length of the truth."""
+    """Root mean square over the rows of the norm of the truth."""
 
     @property
     def absolute(self) -> float:
-        """The length of (estimate - truth) over all rows."""
+        """The norm of (estimate - truth) over all rows."""
         return self.row_error * math.sqrt(self.rows)
 
     @property
     def relative(self) -> float:
-        """The length of (estimate - truth) over that of the truth; inf where no truth is seen."""
+        """The norm of (estimate - truth) over that of the truth; inf where no truth is seen."""
         if self.row_error == 0.0:
             return 0.0
         return self.row_error / self.row_norm if self.row_norm else math.inf
 
 
 def estimate_error(sketch: Sketch, rows: int) -> SketchError:
-    """How wrong the sketch's estimates of the row ids below `rows` are, from its table alone.
+    """How wrong the sketch's estimates of the row ids below `rows` are, from its counters alone.
 
     The error of a row is what other rows left in its buckets. A row that was never written has the
     same buckets in distribution, and what is read there is nothing but error. With ``P`` ids that
-    no row has, and with `start`, what the table was filled with before anything was written::
+    no row has, and with `start`, the value of the counters before anything was written::
 
         row_error^2 = mean over P of |estimate - start|^2
 
     For sums, where a row's error does not depend on the row itself, that is the mean square error
-    of all rows but for the row's own share in the table. A conservative sketch raises a bucket only
-    where it must, so there it is an upper bound in the mean: frequent rows are better off. The
-    truth's length is that of the cells ``c`` of a hash row, less what collisions add to it, the
+    of all rows but for the row's own share in the counters. A conservative sketch raises a bucket
+    only where it must, so there it is an upper bound on average: frequent rows have less error. The
+    truth's norm is that of the cells ``c`` of a hash row, less what collisions add to it, the
     median over hash rows::
 
         count-sketch             sum c^2
@@ -62,11 +62,11 @@ def estimate_error(sketch: Sketch, rows: int) -> SketchError:
     On rows that come as words do, by Zipf's law, `absolute` and `relative` are within a factor of
     1.3 of the truth in every form that decays linearly
     (`tests/moments/test_sketch_error.py::test_the_estimate_is_near_the_true_error`). The paper's
-    form moves a row towards what it should be each time the row is touched, which hides some of
+    form moves a row towards its own value each time the row is touched, which hides some of
     the error: there the bound is 1.6
     (`tests/moments/test_sketch_error.py::test_the_estimate_covers_the_form_of_the_paper`). In a
-    table so wide that the error is some percent, it is that of the few rows which share every
-    bucket with a heavy one, a matter of luck: 3 on real text
+    sketch so wide that the error is some percent, a few rows that share every bucket with a heavy
+    one make most of it, which depends on the seed: 4 on real text, over eight seeds
     (`tests/diagnostics/test_wikitext2.py::test_the_estimate_is_near_the_error_against_the_shadow`).
 
     Args:
@@ -120,7 +120,7 @@ def _phantoms(rows: int, sketch: Sketch) -> Tensor:
 
 
 def _squared_norm(sketch: Sketch) -> float:
-    """The squared length of what was written, the median over the hash rows."""
+    """The squared norm of all that was written, the median over the hash rows."""
     found: list[float] = []
     for hash_row in range(sketch.depth):
         sums, squares = torch.zeros(

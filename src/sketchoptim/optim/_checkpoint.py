@@ -43,7 +43,7 @@ def load_(optimizer: "Optimizer", packed: Packed) -> None:
     if not isinstance(packed, dict):
         raise TypeError(f"the checkpoint must be a dict as state_dict() gives it, got {packed!r}")
     packed = _torch_private.before_load(optimizer, dict(packed))
-    check_keys("the checkpoint", packed, required=("state", "param_groups"), optional=packed)
+    check_keys("the checkpoint", packed, required=("state", "param_groups"), optional=None)
     groups = _checked_groups(optimizer, packed["param_groups"])
     states = _checked_states(optimizer, groups, packed["state"])
     restored: defaultdict[Tensor, dict[str, Any]] = defaultdict(dict)

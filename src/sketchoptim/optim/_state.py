@@ -1,13 +1,12 @@
 """The state of one parameter: its keys, and whether it is sound, live or saved."""
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import moments
-from .._validation import check_flag, check_storage
+from .._validation import check_count, check_flag, check_keys, check_storage
 from ..moments import Name, Parts, Table
 from ..storage import Storage
 
@@ -83,12 +82,8 @@ def _check(
     remedy: str,
     is_live: bool,
 ) -> None:
-    if not isinstance(state, dict):
-        raise TypeError(f"the state of {owner} must be a dict, got {state!r}; {remedy}")
-    for key in _REQUIRED:
-        if key not in state:
-            raise ValueError(f"the state of {owner} must have the key {key!r}; {remedy}")
-    check_step(f"step of {owner}", state["step"], remedy=remedy)
+    check_keys(f"the state of {owner}", state, required=_REQUIRED, optional=None, remedy=remedy)
+    check_count(f"step of {owner}", state["step"], remedy=remedy)
     check_flag(f"is_compressed of {owner}", state["is_compressed"], remedy=remedy)
     known = state["shape"]
     found = known.tolist() if isinstance(known, Tensor) else known
@@ -104,16 +99,6 @@ def _check(
             raise ValueError(
                 f"the {name} moment of {owner} must be kept in {storage}, but {mismatch}; {remedy}"
             )
-
-
-def check_step(name: str, step: Any, *, remedy: str) -> int:
-    """The step count, where it is a whole number."""
-    value = step.item() if isinstance(step, Tensor) and step.numel() == 1 else step
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name} must be a number, got {step!r}; {remedy}")
-    if not (math.isfinite(value) and value >= 0 and value == int(value)):
-        raise ValueError(f"{name} must be a whole number >= 0, got {value}; {remedy}")
-    return int(value)
 
 
 def restored(
