@@ -12,6 +12,8 @@ from tiny_runs import PLANS, PRESET_PLANS, Plan, Run, batches, differences
 from torch import Tensor
 
 import sketchoptim as so
+from sketchoptim import moments
+from sketchoptim.moments import Part, Table
 
 
 def plain(value: Any) -> bool:
@@ -22,7 +24,7 @@ def plain(value: Any) -> bool:
     return type(value) in (int, float, bool, str, type(None), Tensor)
 
 
-@tiny_runs.each(PLANS)
+@tiny_runs.each({**PRESET_PLANS, "folded": PLANS["Adam, linear, cleaned and folded"]})
 def test_a_state_dict_holds_plain_tensors_numbers_and_strings(plan):
     _, optimizer = pickle.loads(milestone(plan).pickled)
     assert plain(optimizer.state_dict())
@@ -115,17 +117,29 @@ def test_loading_replaces_all_state_that_there_was():
 # -- another dtype, another device -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+def declared(plan: Plan, parameter: Tensor) -> dict[str, Part]:
+    """What the storages of a compressed parameter declare, by their keys in its state."""
+    memory = so.Memory.of(plan.memory)
+    table = Table(parameter.shape, parameter.dtype, parameter.device)
+    return {
+        f"{name}_{part.name}": part
+        for name, storage in (("first", memory.first), ("second", memory.second))
+        if storage is not None
+        for part in moments.declare(storage, name, table)
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
 @tiny_runs.each(PRESET_PLANS)
-def test_only_exact_moments_follow_the_dtype_of_the_parameter(plan, dtype):
+def test_only_parts_that_say_so_follow_the_dtype_of_the_parameter(plan, dtype):
     saved = Run.start(plan).train(batches(SAVED_AFTER)).optimizer.state_dict()
     resumed = Run.start(plan, dtype=dtype)
     resumed.optimizer.load_state_dict(saved)
     weight = resumed.model.table.weight
-    for key, value in saved["state"][0].items():
-        if isinstance(value, Tensor):
-            expected = dtype if key.endswith("_values") else value.dtype
-            assert resumed.optimizer.state[weight][key].dtype == expected, key
+    parts = declared(plan, weight)
+    assert parts
+    for key, part in parts.items():
+        assert resumed.optimizer.state[weight][key].dtype == (part.dtype or dtype), key
     resumed.train(batches(1))
 
 
@@ -135,11 +149,11 @@ def test_state_goes_to_the_device_of_the_parameter(plan):
     saved = Run.start(plan).train(batches(SAVED_AFTER)).optimizer.state_dict()
     run = Run.start(plan, device="meta")
     run.optimizer.load_state_dict(saved)
-    for key, value in run.optimizer.state[run.model.table.weight].items():
-        if isinstance(value, Tensor):
-            on_host = key in ("step", "shape") or key.endswith(("_scale", "_rounds"))
-            assert value.device.type == ("cpu" if on_host else "meta"), key
-            assert value.shape == saved["state"][0][key].shape, key
+    state = run.optimizer.state[run.model.table.weight]
+    assert state["step"].device.type == state["shape"].device.type == "cpu"
+    for key, part in declared(plan, run.model.table.weight).items():
+        assert state[key].device.type == ("cpu" if part.is_on_host else "meta"), key
+        assert state[key].shape == saved["state"][0][key].shape, key
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

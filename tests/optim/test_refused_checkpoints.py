@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import tiny_runs
 import torch
-from tiny_runs import PRESET_PLANS, ROWS, Plan, Run, batches, differences
+from tiny_runs import ROWS, Plan, Run, batches, differences
 
 import sketchoptim as so
 
@@ -83,18 +83,18 @@ def test_another_number_of_groups_is_refused():
     run = Run.start(adam()).train(batches(2))
     fewer = run.optimizer.state_dict()
     fewer["param_groups"] = fewer["param_groups"][:2]
-    refuse(run, fewer, "different number of parameter groups")
+    refuse(run, fewer, "checkpoint must have 3 parameter groups, got 2; build the optimizer with")
 
 
 def test_another_number_of_parameters_in_a_group_is_refused():
     run = Run.start(adam()).train(batches(2))
     saved = run.optimizer.state_dict()
     saved["param_groups"][0]["params"].append(4)
-    refuse(run, saved, "doesn't match the size")
+    refuse(run, saved, "group 0 of the checkpoint must have 2 parameters, got 3; load it into")
 
 
 @pytest.mark.parametrize("shape", [(ROWS + 1, 6), (ROWS, 7), (ROWS, 3, 2), (ROWS,)], ids=str)
-@pytest.mark.parametrize("memory", so.storage.PRESETS)
+@pytest.mark.parametrize("memory", ["lean", "exact"])
 def test_another_shape_of_a_parameter_is_refused(memory, shape):
     def trained(*shape: int) -> so.Adam:
         parameter = torch.nn.Parameter(torch.ones(shape))
@@ -122,55 +122,49 @@ def test_whether_dense_gradients_are_compressed_must_be_the_same():
         default.load_state_dict(compressed.state_dict())
 
 
-def test_a_state_that_lacks_a_tensor_is_refused():
-    run = Run.start(adam()).train(batches(2))
-    saved = copy.deepcopy(run.optimizer.state_dict())
-    del saved["state"][0]["second_counters"]
-    pattern = r"second moment of parameter 0 of the checkpoint .*, but it has \['scale', 'words'\]"
-    refuse(run, saved, pattern)
-
-
 @pytest.mark.parametrize("start", [torch.ones(3), torch.ones(()).double(), "x"], ids=str)
 def test_what_a_table_started_from_must_be_a_number(start):
     plan = Plan(so.Adagrad, "lean", {"initial_accumulator_value": 0.5})
     run = Run.start(plan).train(batches(2))
     saved = copy.deepcopy(run.optimizer.state_dict())
     saved["state"][0]["second_start"] = start
-    refuse(run, saved, "second moment of parameter 0 of the checkpoint .* start|, but it has")
+    refuse(run, saved, "second moment of parameter 0 of the checkpoint .*, but its second_start")
 
 
 def test_a_state_that_lacks_a_whole_moment_is_refused():
     run = Run.start(adam()).train(batches(2))
     saved = copy.deepcopy(run.optimizer.state_dict())
     del saved["state"][3]["first_values"]
-    pattern = r"first moment of parameter 3 of the checkpoint .*, but it has nothing, not \['values"
+    pattern = "first moment of parameter 3 of the checkpoint .* has nothing, not .'first_values'"
     refuse(run, saved, pattern)
 
 
+# Steps that are no counts, and missing and foreign keys, are in `test_damaged_checkpoints.py`.
 BAD_STATE = {
-    "no step": ("step", None, TypeError, "step of .* must be a number, got None"),
-    "a word for a step": ("step", "3", TypeError, "step of .* must be a number, got '3'"),
-    "many steps": ("step", torch.ones(2), TypeError, "step of .* must be a number"),
-    "steps below zero": ("step", -1, ValueError, "step of .* must be >= 0 and finite, got -1"),
-    "a step that is NaN": ("step", torch.tensor(torch.nan), ValueError, "must be >= 0 and finite"),
     "no word on compression": (
         "is_compressed",
-        None,
+        "yes",
         TypeError,
-        "is_compressed of .* must be True or False, got None",
+        "is_compressed of parameter 0 of the checkpoint must be True or False, got 'yes'",
     ),
     "another word on compression": (
         "is_compressed",
         False,
         ValueError,
-        r"first moment of .* must be kept in Exact\(\), but it has nothing, not \['values'\]",
+        r"first moment of .* must be kept in Exact\(\), but it has nothing, not .'first_values'",
     ),
-    "no shape": ("shape", None, ValueError, r"must be for shape \[60, 6\], got None"),
-    "a table that was cast": (
+    "no shape": ("shape", 60, ValueError, r"must be for shape \[60, 6\], got 60"),
+    "counters that were cast": (
         "second_counters",
         torch.zeros(3, 10, 6, dtype=torch.float64),
         ValueError,
-        r"its table is torch.float64, not torch.float32; load what state_dict\(\) gave, uncast",
+        r"its second_counters is torch.float64, not torch.float32; load what .* gave, uncast",
+    ),
+    "a width that no fold gives": (
+        "second_counters",
+        torch.zeros(3, 3, 6),
+        ValueError,
+        r"but its second_counters has shape \[3, 3, 6\], not \[3, 10, 6\]",
     ),
 }
 
@@ -179,18 +173,8 @@ BAD_STATE = {
 def test_a_state_that_no_step_could_use_is_refused(key, value, error, pattern):
     run = Run.start(adam()).train(batches(2))
     saved = copy.deepcopy(run.optimizer.state_dict())
-    if value is None:
-        del saved["state"][0][key]
-    else:
-        saved["state"][0][key] = value
+    saved["state"][0][key] = value
     refuse(run, saved, pattern, error)
-
-
-def test_a_table_of_a_width_that_no_fold_gives_is_refused():
-    run = Run.start(adam()).train(batches(2))
-    saved = copy.deepcopy(run.optimizer.state_dict())
-    saved["state"][0]["second_counters"] = torch.zeros(3, 3, 6)
-    refuse(run, saved, r"parameter 0 of .* but its table has shape \[3, 3, 6\], not \[3, 10, 6\]")
 
 
 @pytest.mark.parametrize(
@@ -217,13 +201,3 @@ def test_a_memory_that_cannot_be_read_is_refused_with_its_group(memory, pattern,
     saved = run.optimizer.state_dict()
     saved["param_groups"][1]["memory"] = memory
     refuse(run, saved, f"group 1 of the checkpoint: .*{pattern}", error)
-
-
-def test_a_refused_load_leaves_no_hook_behind():
-    run = Run.start(PRESET_PLANS["lean"]).train(batches(2))
-    other = Run.start(PRESET_PLANS["row-wise"]).train(batches(2))
-    with pytest.raises(ValueError, match="differs"):
-        run.optimizer.load_state_dict(other.optimizer.state_dict())
-    before = run.bits()
-    run.optimizer.load_state_dict(copy.deepcopy(run.optimizer.state_dict()))
-    assert differences(run.bits(), before) == []
