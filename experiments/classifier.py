@@ -1,4 +1,4 @@
-"""The classifier of the experiments: one table of classes, trained on those that LSH finds."""
+"""The classifier of the experiments: one table of classes, trained on those that LSH selects."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ class ClassifierSettings:
         bits: planes of a hash table.
         tables: hash tables.
         budget: most classes that an example takes from its buckets.
-        negatives: random classes for each example besides.
+        negatives: random classes for each example in addition.
         rebuild_every: steps between rebuilds.
     """
 
@@ -37,7 +37,7 @@ class ClassifierSettings:
 
 
 class Classifier(Model):
-    """The class of a vector: a softmax over a table of class vectors, and nothing else.
+    """The class of a vector: a softmax over a table of class vectors.
 
     Example:
         >>> model = Classifier(8, 100, ClassifierSettings(bits=4, negatives=5))

@@ -42,15 +42,15 @@ class DataSettings:
     """Which data, and in what form.
 
     Args:
-        kind: "wikitext" and "lm1b" as published, "text" any text, "counts" a text drawn from word
+        kind: "wikitext" and "lm1b" as published, "text" any text, "counts" a random text by word
             counts, "python" Python's own sources; "vectors" noisy views of the vectors in a file,
             "token-vectors" of those in the package wordllama; "labelled" texts with classes.
         path: Below the data folder, `$SKETCHOPTIM_DATA`.
         get: Where to get it, for the error that says it is missing.
         min_count: Words seen less often become unknown; "text" and "lm1b" only.
-        held_out: Share of the lines for validation, and in "text" for testing.
-        words: How many are drawn; "counts" only.
-        noise: Of a view, in lengths of its vector; "vectors" and "token-vectors" only.
+        held_out: Share of the lines for validation, and in "text" for testing too.
+        words: Length of the random text; "counts" only.
+        noise: Of a view, over the norm of its vector; "vectors" and "token-vectors" only.
     """
 
     kind: DataKind
@@ -69,17 +69,17 @@ class DataSettings:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
 
     def views(self, path: Path | None = None) -> NoisyViews:
-        """The views of the vectors at `path`, by default where `find_data` finds them."""
+        """The views of the vectors at `path`, else of those that `find_data` finds."""
         if self.kind == "token-vectors":
             return NoisyViews(token_vectors(), self.noise)
         return NoisyViews(read_vectors(find_data(self, path)), self.noise)
 
     def labelled(self, path: Path | None = None) -> LabelledTexts:
-        """The labelled texts at `path`, by default where `find_data` finds them."""
+        """The labelled texts at `path`, else those that `find_data` finds."""
         return read_labelled(find_data(self, path), held_out=self.held_out)
 
     def read(self, path: Path | None = None) -> Corpus:
-        """The text at `path`, by default where `find_data` finds it."""
+        """The text at `path`, else the one that `find_data` finds."""
         if self.kind == "python":
             return read_python_sources(path)
         found = find_data(self, path)
@@ -92,10 +92,10 @@ class DataSettings:
         return read_text(found, min_count=self.min_count, held_out=self.held_out)
 
     def sha256(self, path: Path | None = None) -> str:
-        """A name for the data, wherever it is: a digest of all files of its folder, or of its file.
+        """A digest of the file, or of all files of the folder; it does not depend on the place.
 
-        Hashed are each file's content and its name below the folder that all are in, as names
-        say what is train and what is test; a single file may have any name.
+        The content of each file is hashed, and its path below the folder, since names tell train
+        from test; a single file may have any name.
         """
         files = self._files(path)
         folder = os.path.commonpath(files or [Path()])
@@ -146,7 +146,7 @@ def find_file(
     remedy = f"; to get it: {get}" if get else ""
     raise FileNotFoundError(
         f"{problem}; name the data with {option}, or set {DATA_VARIABLE} to a folder that has "
-        f"{name!r} in it, which is {expected}{remedy}"
+        f"{name!r} in it ({expected}){remedy}"
     )
 
 

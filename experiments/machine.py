@@ -25,8 +25,8 @@ def last_level_cache_bytes() -> int:
 def peak_memory_bytes() -> int:
     """The most memory that this process has had resident since it started its program.
 
-    On Linux from the process's own page tables: getrusage() also counts what the process was
-    before it started this program, a copy of the one that launched it.
+    On Linux from the status of the process: getrusage() also counts the memory of the process that
+    launched this program, of which it was a copy at first.
     """
     if _STATUS.exists():
         for line in _STATUS.read_text(encoding="ascii").splitlines():
@@ -36,7 +36,7 @@ def peak_memory_bytes() -> int:
 
 
 def readable_bytes(count: float) -> str:
-    """A number of bytes in the unit that suits it: '56.1 KB'."""
+    """A number of bytes in a suitable unit: '56.1 KB'."""
     size = float(count)
     for unit in ("B", "KB", "MB"):
         if size < 1000:
@@ -46,7 +46,7 @@ def readable_bytes(count: float) -> str:
 
 
 def load_average() -> float:
-    """Processes that wanted a core over the last minute."""
+    """The mean number of processes that wanted a core over the last minute."""
     return os.getloadavg()[0]
 
 
@@ -65,7 +65,7 @@ def machine_facts() -> dict[str, object]:
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of the packages that are compared; those not installed are left out."""
+    """The versions of Python and of the installed packages that are compared."""
     found = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:

@@ -17,11 +17,11 @@ class ModelSettings:
     """Sizes of a `LanguageModel`.
 
     Args:
-        dim: length of a row of the input table.
+        dim: columns of the input table.
         hidden: units of the LSTM.
         layers: of the LSTM.
-        projection: length of a row of the output table, behind a linear layer; 0 leaves that
-            layer out, and the rows are as long as the LSTM is wide.
+        projection: columns of the output table, after a linear layer; with 0 there is no such
+            layer, and the output table has `hidden` columns.
         samples: negatives a step of the sampled softmax; 0 takes the full softmax, whose table
             gets dense gradients and belongs to the body.
         dropout: share of inputs and outputs of the LSTM that training sets to zero.
@@ -45,12 +45,12 @@ class ModelSettings:
 
 
 class Model(nn.Module):
-    """What the training loop asks of a model."""
+    """The interface of a model for the training loop."""
 
     def loss(
         self, inputs: Any, labels: Tensor, state: Any, *, generator: Generator | None
     ) -> tuple[Tensor, Any]:
-        """The training loss, and the state to go on from."""
+        """The training loss, and the state for the next batch."""
         raise NotImplementedError
 
     def named_tables(self) -> dict[str, nn.Parameter]:
@@ -64,14 +64,14 @@ class Model(nn.Module):
 
 
 class FullSoftmax(OutputTable):
-    """The softmax over all classes, with dense gradients, where tables are small enough for it."""
+    """The softmax over all classes, with dense gradients, for small tables."""
 
     sparse = False
 
     def forward(
         self, hidden: Tensor, labels: Tensor, *, generator: Generator | None = None
     ) -> Tensor:
-        """The mean loss over all classes; nothing is drawn."""
+        """The mean loss over all classes; `generator` is not used."""
         assert self.bias is not None
         logits = F.linear(hidden, self.weight, self.bias.squeeze(-1)).flatten(0, -2)
         return F.cross_entropy(logits, labels.flatten())
@@ -130,5 +130,5 @@ class LanguageModel(Model):
 
 
 def detach_state(state: State) -> State:
-    """The same state, cut off from the graph that made it."""
+    """The same state without its graph."""
     return state[0].detach(), state[1].detach()

@@ -16,11 +16,11 @@ class TrainSettings:
     """How one model is trained.
 
     Args:
-        method: of the tables: a `Method`, or what `Method.of` knows by name.
+        method: of the tables: a `Method`, or a name for `Method.of`.
         table_lr: first learning rate of the tables.
         body_lr: first learning rate of the dense layers.
-        body_optimizer: what trains the dense layers, exactly, in all methods.
-        schedule: "linear" lets learning rates fall to zero in equal steps; "plateau" divides them
+        body_optimizer: of the dense layers, with exact moments, in all methods.
+        schedule: "linear" lowers the learning rates to zero in equal steps; "plateau" divides them
             by 4 whenever an evaluation is not better than all before it.
         steps: updates; or
         epochs: passes over the training text.
@@ -80,7 +80,7 @@ class TrainSettings:
 
     @property
     def resolved_method(self) -> Method:
-        """The method, which the constructor has looked up where it was given by name."""
+        """The method, also where it was given by name."""
         assert isinstance(self.method, Method)
         return self.method
 

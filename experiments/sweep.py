@@ -1,4 +1,4 @@
-"""Learning rates found by a grid, so that each method is compared at its own best."""
+"""Learning rates from a grid, so that each method is compared at its best."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -9,25 +9,25 @@ _EXTENSIONS = 3
 
 
 def tune(trial: Callable[[float], float], *, rates: Sequence[float]) -> dict[float, float]:
-    """What `trial(rate)` gave, lower being better, for each rate in rising order.
+    """The result of `trial(rate)`, lower is better, for each rate in ascending order.
 
-    A best rate at an end of the grid is no optimum, so the grid then grows at that end by the ratio
-    of its last two rates, three times at most. A trial that diverges counts as infinite.
+    A best rate at an end of the grid may not be the optimum, so the grid then grows at that end by
+    the ratio of its last two rates, at most three times. A trial that diverges counts as infinite.
 
     Example:
         >>> tune(lambda rate: abs(rate - 0.8), rates=[0.01, 0.1])
         {0.01: 0.79, 0.1: 0.7000000000000001, 1.0: 0.19999999999999996, 10.0: 9.2}
     """
     if len(rates) < 2 or sorted(set(rates)) != list(rates):
-        raise ValueError(f"rates must be at least two, distinct and rising, got {list(rates)}")
+        raise ValueError(f"rates must be at least two, distinct and ascending, got {list(rates)}")
 
-    def tried(rate: float) -> float:
+    def result_of(rate: float) -> float:
         try:
             return trial(rate)
         except DivergedError:
             return math.inf
 
-    results = {rate: tried(rate) for rate in rates}
+    results = {rate: result_of(rate) for rate in rates}
     for _ in range(_EXTENSIONS):
         ordered = sorted(results)
         best = best_rate(results)
@@ -38,7 +38,7 @@ def tune(trial: Callable[[float], float], *, rates: Sequence[float]) -> dict[flo
         else:
             break
         rate = float(f"{rate:.2g}")
-        results[rate] = tried(rate)
+        results[rate] = result_of(rate)
     return dict(sorted(results.items()))
 
 

@@ -1,4 +1,4 @@
-"""What is learnt: batches for a step, a model for them, and a measure of how well it does."""
+"""Tasks: batches for a step, a model for them, and a measure of its quality."""
 
 import math
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ Inputs = Tensor | Bags
 
 
 class Task(Protocol):
-    """What the training loop asks for."""
+    """The interface of a task for the training loop."""
 
     def model(self) -> Model:
-        """A new model, its weights drawn from torch's random numbers."""
+        """A new model, with random weights from torch's generator."""
         ...
 
     def batches(self, *, batch: int, length: int) -> int:
@@ -29,11 +29,11 @@ class Task(Protocol):
         ...
 
     def batch(self, number: int, *, batch: int, length: int) -> tuple[Inputs, Tensor]:
-        """Inputs and labels of a step, whichever were asked for before."""
+        """Inputs and labels of step `number`, whatever the earlier calls."""
         ...
 
     def measure(self, model: Model, part: Part, *, limit: int) -> float:
-        """How well the model does on that many words or examples of a part; lower is better."""
+        """The error of the model on `limit` words or examples of a part; lower is better."""
         ...
 
 
@@ -74,7 +74,7 @@ class ClassOfView:
         return Classifier(self.views.dim, self.views.classes, self.settings)
 
     def batches(self, *, batch: int, length: int) -> int:
-        """Batches in which every class comes once on average; `length` is not used."""
+        """Batches until every class came once on average; `length` is not used."""
         return math.ceil(self.views.classes / batch)
 
     def batch(self, number: int, *, batch: int, length: int) -> tuple[Tensor, Tensor]:
@@ -92,7 +92,7 @@ class ClassOfView:
 
 @dataclass(frozen=True)
 class ClassOfText:
-    """The class of a text, measured by how often, in percent, it is not among the best found."""
+    """The class of a text, measured by the percentage of texts without it among the best."""
 
     texts: LabelledTexts
     settings: TextClassifierSettings
@@ -106,10 +106,10 @@ class ClassOfText:
         return math.ceil(len(self.texts.train) / batch)
 
     def batch(self, number: int, *, batch: int, length: int) -> tuple[Bags, Tensor]:
-        """Bags of features and their classes; texts come in strides, so that none are neighbours.
+        """Bags of features and their classes; texts come in strides, since neighbours are alike.
 
-        A stride that has no divisor in common with the number of texts meets every text once
-        before it meets one again.
+        The stride and the number of texts have no common divisor, so that every text comes once
+        before any comes again.
         """
         size = len(self.texts.train)
         stride = round(size * (math.sqrt(5) - 1) / 2)
@@ -134,7 +134,7 @@ class ClassOfText:
         limit: int,
         aggregation: Aggregation = "mean",
     ) -> tuple[Tensor, Tensor]:
-        """The `k` best classes [texts, k] of that many texts of a part, and the right ones."""
+        """The `k` best classes [texts, k] of `limit` texts of a part, and the right ones."""
         rows = torch.arange(min(limit, len(self.texts.part(part))))
         device = next(model.parameters()).device
         found, right = [], []
@@ -163,4 +163,4 @@ def perplexity(model: LanguageModel, ids: Tensor, *, words: int | None = None) -
         total += model.softmax.full_loss(hidden, labels.to(device), reduction="sum").item()
         count += labels.numel()
     model.train(was_training)
-    return math.exp(min(total / count, 700.0))  # a diverged model is bad, not an OverflowError
+    return math.exp(min(total / count, 700.0))  # exp of a diverged loss overflows

@@ -27,14 +27,14 @@ class TextClassifierSettings:
 
     Args:
         output: "mach", or a "sampled" or "lsh" softmax over all classes.
-        features: trigrams are hashed to, the rows of the table of a hidden layer.
-        dim: hidden units; of each member.
+        features: rows of the hidden layer's table, to which trigrams are hashed.
+        dim: hidden units, of each member.
         members: of MACH.
         buckets: meta-classes of a member of MACH.
         samples: negatives a step of the sampled softmax.
-        active: classes that a text finds in the 16 tables of the paper's 15 bits of the LSH
-            softmax, at most, and as many random ones.
-        at: how many classes are looked among for the right one.
+        active: the most classes that the LSH softmax, with the paper's 16 tables of 15 bits, takes
+            from its buckets for a text, and as many random ones.
+        at: a text counts as right if its class is among this many best ones.
     """
 
     output: Output = "mach"
@@ -55,7 +55,7 @@ class TextClassifierSettings:
 
     @property
     def hashing(self) -> FeatureHashing:
-        """What turns texts into bags of features."""
+        """The function from texts to bags of features."""
         return FeatureHashing(features=self.features)
 
     def encoder(self) -> BagEncoder:
@@ -96,14 +96,14 @@ class MachClassifier(TextClassifier):
             classes,
             settings.buckets,
             members=settings.members,
-            # it draws its weights from a seed, which is to differ as the caller's does
+            # its weights depend on a seed of its own, which follows torch's generator here
             seed=int(torch.randint(2**31, ())),
         )
 
     def loss(
         self, inputs: Bags, labels: Tensor, state: None, *, generator: Generator | None
     ) -> tuple[Tensor, None]:
-        """The sum of the members' losses; there is no state, and nothing is drawn."""
+        """The sum of the members' losses; there is no state, and `generator` is not used."""
         return self.mach(inputs, labels), None
 
     def named_tables(self) -> dict[str, nn.Parameter]:
@@ -115,7 +115,7 @@ class MachClassifier(TextClassifier):
         }
 
     def top_k(self, bags: Bags, k: int, *, aggregation: Aggregation = "mean") -> Tensor:
-        """The `k` best classes of each text, by the members' opinions of its meta-classes."""
+        """The `k` best classes of each text, by the members' scores of its meta-classes."""
         return self.mach.top_k(bags, k, aggregation=aggregation).ids
 
 

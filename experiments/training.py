@@ -32,7 +32,7 @@ from .tasks import NextWords, Task
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """How well the model did on validation data after so many steps, and the time of these."""
+    """The quality on validation data after a step, and the time until then."""
 
     step: int
     seconds: float
@@ -42,10 +42,10 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A trained model and what its training took."""
+    """A trained model, and the time and memory of its training."""
 
     model: Any
-    """The task's model: a `LanguageModel`, unless the training was of another task."""
+    """The task's model: a `LanguageModel` for `NextWords`."""
     losses: list[float]
     step_seconds: float
     update_seconds: float
@@ -55,7 +55,7 @@ class Run:
 
 
 class DivergedError(ArithmeticError):
-    """The loss stopped being a finite number, or gradients became too large to go on with."""
+    """The loss is not finite, or gradients are too large to continue."""
 
 
 def train(
@@ -74,7 +74,7 @@ def train(
 
 
 class Training:
-    """A model being trained, which can be stopped and gone on with between any two steps."""
+    """A model in training, which can be saved and restored between any two steps."""
 
     def __init__(self, task: Task, settings: TrainSettings) -> None:
         self.task = task
@@ -108,7 +108,7 @@ class Training:
         return self.settings.batch * (self.settings.length if is_text else 1)
 
     def steps(self) -> Iterator[float]:
-        """The loss of each step, as soon as it is done, up to the last."""
+        """Takes all steps, and yields the loss after each."""
         while self.step < self.total_steps:
             with self._own_random_numbers():
                 loss = self._step_()
@@ -121,7 +121,7 @@ class Training:
         started, cpu_started = time.perf_counter(), time.process_time()
         inputs, labels = self.task.batch(self.step, batch=settings.batch, length=settings.length)
         inputs, labels = inputs.to(settings.device), labels.to(settings.device)
-        # the state outlives the end of a pass: one wrong context in thousands of steps
+        # kept at the end of a pass too: one wrong context in thousands of steps
         loss, self.state = self.model.loss(inputs, labels, self.state, generator=self.negatives)
         for optimizer in self.optimizers:
             optimizer.zero_grad()
@@ -157,7 +157,7 @@ class Training:
 
     @contextmanager
     def _own_random_numbers(self) -> Iterator[None]:
-        """Makes torch's random numbers those of this training, and gives the caller's back."""
+        """Gives torch the random numbers of this training, and then the caller's again."""
         device = torch.device(self.settings.device)
         devices = [] if device.type == "cpu" else [device]
         generator = torch.default_generator
@@ -174,7 +174,7 @@ class Training:
     def _clip_(self) -> None:
         if self.settings.clip_tables:
             so.clip_grad_norm_(self.model.parameters(), self.settings.clip_norm)
-        else:  # a second moment bounds the tables' updates
+        else:  # the updates of tables are bounded by their second moment
             nn.utils.clip_grad_norm_(self.model.named_body().values(), self.settings.clip_norm)
 
     def _evaluate_(self) -> None:
@@ -205,7 +205,7 @@ class Training:
         }
 
     def run(self) -> Run:
-        """The model and what its training has taken so far."""
+        """The model, and the time and memory of its training so far."""
         state_bytes = self.state_bytes()
         return Run(
             model=self.model,
@@ -218,7 +218,7 @@ class Training:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the rest of the training depends on, in what `torch.load` reads by default."""
+        """Everything that the next steps depend on, in types that `torch.load` reads by default."""
         return {
             "step": self.step,
             "model": self.model.state_dict(),
@@ -235,7 +235,7 @@ class Training:
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Goes on from where `state_dict` was taken, bit for bit."""
+        """Restores a `state_dict`, from which the training continues bit for bit."""
         self.model.load_state_dict(saved["model"])
         for kept, states in (
             (self.optimizers, saved["optimizers"]),
@@ -251,7 +251,7 @@ class Training:
 
 
 def _is_usable(parameter: Tensor) -> bool:
-    """Whether no number of the gradient is beyond what a compressed moment takes."""
+    """Whether all numbers of the gradient are small enough for a compressed moment."""
     if parameter.grad is None:
         return True
     values = parameter.grad.coalesce().values() if parameter.grad.is_sparse else parameter.grad
@@ -259,14 +259,14 @@ def _is_usable(parameter: Tensor) -> bool:
 
 
 def build_optimizers(model: Model, settings: TrainSettings) -> list[Optimizer]:
-    """The optimizers of one method: one for the whole model unless tables and body differ."""
+    """The optimizers of a method: one for the whole model, unless tables and body differ."""
     method = settings.resolved_method
     tables = {"params": list(model.named_tables().items()), "lr": settings.table_lr}
     body = {"params": list(model.named_body().items()), "lr": settings.body_lr}
     options = {"memory": method.memory, **method.options}
     if not body["params"]:
         return [build_optimizer(method.optimizer, [tables], **options)]
-    # a method's options are its tables': what trains the body is the same in all methods
+    # a method's options are for its tables: the body has the same optimizer in all methods
     if method.optimizer == settings.body_optimizer and not method.options:
         return [build_optimizer(method.optimizer, [tables, body], **options)]
     return [

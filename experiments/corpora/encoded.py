@@ -1,8 +1,8 @@
 """Text encoded once into files of word ids, which training then maps into memory.
 
-However long the text, what is held in memory is its distinct words and a buffer of ids. The words
-get provisional ids in the order in which they appear; when all are counted, the ids are replaced
-by ranks. The folder appears under its name only when it is complete.
+Only the distinct words and a buffer of ids are in memory, however long the text. Words get
+provisional ids in their order of appearance; when all are counted, ranks replace these. The folder
+appears under its name only when it is complete.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ _Ids = NDArray[np.int32]
 
 @dataclass(frozen=True)
 class StoredVocabulary:
-    """The words of an encoded text: their number is known, they are read when asked for."""
+    """The words of an encoded text, read from their file on demand."""
 
     folder: Path
     size: int
@@ -43,7 +43,7 @@ class StoredVocabulary:
 
     @cached_property
     def words(self) -> tuple[str, ...]:
-        """All words, by falling count."""
+        """All words, by descending count."""
         return tuple(json.loads((self.folder / "words.json").read_text(encoding="utf-8")))
 
 
@@ -68,10 +68,10 @@ def fingerprint(files: Iterable[Path], **settings: object) -> str:
 def encode_parts(
     folder: Path, parts: Mapping[str, Iterable[str]], *, min_count: int, counted: Iterable[str]
 ) -> Corpus:
-    """The corpus of parts given as lines; encoded into `folder` unless that is there already.
+    """The corpus of parts given as lines; encoded into `folder` unless that exists.
 
     Args:
-        folder: Where the encoded text is, or shall be.
+        folder: For the encoded text.
         parts: Lines of "train", "valid" and "test"; not read when the folder exists.
         min_count: Words seen less often in the counted parts become unknown.
         counted: Names of the parts that the vocabulary is made from.
@@ -88,7 +88,7 @@ def encode_lines(folder: Path, lines: Iterable[str], *, min_count: int, held_out
     """The corpus of one text: its last lines are "valid", as many before them "test".
 
     Args:
-        folder: Where the encoded text is, or shall be.
+        folder: For the encoded text.
         lines: The text; not read when the folder exists.
         min_count: Words seen less often in the training part become unknown.
         held_out: Share of the lines that "valid" gets, and "test" before it.
@@ -129,7 +129,7 @@ class _Raw:
         self.end_of_line = self.ids[END_OF_LINE]
 
     def append(self, lines: Iterable[str]) -> slice:
-        """Encodes lines, each closed by `<eos>`, and says where they now lie."""
+        """Encodes lines, each with an `<eos>` at its end, and returns their place in the file."""
         start = self._words()
         buffer = array("i")
         with self.file.open("ab") as file:
@@ -154,7 +154,7 @@ class _Raw:
         raise AssertionError(f"line {number} of {self.lines}")
 
     def finish(self, parts: dict[str, slice], *, counted: Iterable[str], min_count: int) -> None:
-        """Writes the parts under their words' ranks, and drops the provisional file."""
+        """Writes the parts as ranks, and deletes the provisional file."""
         counts = np.zeros(len(self.ids), dtype=np.int64)
         for name in counted:
             for _, chunk in self._chunks(parts[name]):
@@ -182,7 +182,7 @@ class _Raw:
 
 @contextmanager
 def atomic_folder(folder: Path) -> Iterator[Path]:
-    """A folder to write to, which becomes `folder` when all went well and vanishes otherwise."""
+    """A folder to write to; it becomes `folder` on success and is deleted on an error."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
     try:
@@ -194,7 +194,7 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
 
 
 def map_file(path: Path, dtype: type[np.generic]) -> Tensor:
-    """A tensor [numbers] over a file of numbers, of which only what is used is read."""
+    """A tensor [numbers] over a file, mapped into memory."""
     if not path.stat().st_size:  # nothing to map
         return torch.from_numpy(np.empty(0, dtype=dtype))
     # copy on write, because torch has no tensors that are read only

@@ -44,7 +44,7 @@ class Labelled:
 
 @dataclass(frozen=True)
 class LabelledTexts:
-    """Labelled texts in three parts, whose classes are numbered by falling count in training."""
+    """Labelled texts in three parts; classes are numbered by descending count in training."""
 
     classes: int
     train: Labelled
@@ -60,8 +60,8 @@ class LabelledTexts:
 def read_labelled(path: str | Path, *, held_out: float = 0.005) -> LabelledTexts:
     """A folder or archive with `train.tsv` and `test.tsv`, also as .gz or .xz.
 
-    The last `held_out` of the training lines are for validation. Held-out texts with a label that
-    training has not seen are left out.
+    The last `held_out` of the training lines are for validation. Held-out texts whose label does
+    not occur in training are dropped.
     """
     if not 0 < held_out < 1:
         raise ValueError(f"held_out must be between 0 and 1, got {held_out}")

@@ -1,4 +1,4 @@
-"""Python's own source files as a text: there wherever Python is."""
+"""Python's own source files as a text, which every installation has."""
 
 import re
 import sysconfig
@@ -17,8 +17,8 @@ _HELD_OUT_EVERY = 20
 def read_python_sources(folder: str | Path | None = None, *, min_count: int = 2) -> Corpus:
     """The Python files below `folder` (default: this Python's standard library), without tests.
 
-    Of 20 files in the order of their names, one goes to valid and one to test, whole, so that
-    nothing held out was seen in training. The vocabulary is made from the training files alone.
+    Of 20 files in the order of their names, one whole file goes to valid and one to test. The
+    vocabulary is that of the training files alone.
     """
     parts: dict[str, list[str]] = {"train": [], "valid": [], "test": []}
     for number, path in enumerate(source_files(folder)):
@@ -45,7 +45,7 @@ def source_files(folder: str | Path | None = None) -> list[Path]:
 
 
 def source_words(path: Path) -> list[str]:
-    """The words of a source file, indentation included, closed by `<eof>`."""
+    """The words of a source file with its indentation, and `<eof>` at the end."""
     # a few files of the standard library are not UTF-8 on purpose
     text = path.read_text(encoding="utf-8", errors="replace")
     return [*_SOURCE_WORD.findall(text), END_OF_FILE]

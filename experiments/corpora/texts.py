@@ -1,6 +1,6 @@
-"""Texts in the formats in which they are published, each as an encoded corpus.
+"""Texts in their published formats, each as an encoded corpus.
 
-A path is a folder, a file or the archive as it was downloaded; see `encoded` for the cache.
+A path is a folder, a file or the archive as it was downloaded; `encoded` has the cache.
 """
 
 import re
@@ -73,19 +73,19 @@ def read_text(path: str | Path, *, min_count: int = 1, held_out: float = 0.02) -
 def draw_text(
     counts: str | Path, *, words: int, held_out_words: int = 20_000, seed: int = 0
 ) -> Corpus:
-    """Words drawn one by one from counts in a .npy file, most frequent first: ids are ranks.
+    """Random words by the counts in a .npy file, most frequent first: ids are ranks.
 
-    Such a text touches rows as often as the real one does, and says nothing: it is for measuring
-    memory and speed, not quality.
+    The text touches rows as often as the real one, but has no meaning: it is for measuring memory
+    and speed, not quality.
     """
     ends = np.cumsum(load_array(counts).astype(np.int64))
     generator = np.random.default_rng(seed)
 
-    def drawn(size: int) -> torch.Tensor:
+    def draw(size: int) -> torch.Tensor:
         draws = generator.integers(0, ends[-1], size)
         return torch.from_numpy(np.searchsorted(ends, draws, side="right").astype(np.int32))
 
-    return Corpus(range(len(ends)), drawn(words), drawn(held_out_words), drawn(held_out_words))
+    return Corpus(range(len(ends)), draw(words), draw(held_out_words), draw(held_out_words))
 
 
 def _wikitext_file(path: Path, files: list[TextFile], part: str) -> TextFile:

@@ -1,4 +1,4 @@
-"""Many classes of vectors: real ones, each seen through noise."""
+"""Many classes of vectors, each class a vector with random noise."""
 
 import importlib.util
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ _PARTS = {"train": 0, "valid": 1, "test": 2}
 
 @dataclass(frozen=True)
 class NoisyViews:
-    """Views of class vectors: the vector plus Gaussian noise, at length one.
+    """Views of class vectors: the vector plus Gaussian noise, normalized.
 
     Args:
         vectors: one for each class, float32 [classes, dim].
-        noise: expected length of the noise, in lengths of the vector.
-        seed: of the views; each part and each batch has its own, whenever it is asked for.
+        noise: expected norm of the noise over the norm of the vector.
+        seed: of the views; each part and each batch has random numbers of its own.
     """
 
     vectors: Tensor
@@ -40,16 +40,16 @@ class NoisyViews:
 
     @property
     def classes(self) -> int:
-        """How many there are."""
+        """The number of classes."""
         return self.vectors.shape[0]
 
     @property
     def dim(self) -> int:
-        """The length of a vector."""
+        """Numbers of a vector."""
         return self.vectors.shape[1]
 
     def batch(self, part: Part, number: int, size: int) -> tuple[Tensor, Tensor]:
-        """Views [size, dim] and their classes, int64 [size], drawn evenly."""
+        """Views [size, dim] and their classes, int64 [size], uniformly random."""
         # one stream of random numbers for each (seed, part, batch)
         words = np.random.SeedSequence((self.seed, _PARTS[part], number)).generate_state(2)
         generator = torch.Generator().manual_seed(int(words[0]) << 31 | int(words[1]) >> 1)
@@ -82,14 +82,14 @@ def read_vectors(path: str | Path) -> Tensor:
 
 
 def token_vectors() -> Tensor:
-    """The 32,000 x 256 token vectors that the package `wordllama` brings along."""
+    """The 32,000 x 256 token vectors of the package `wordllama`."""
     from safetensors.torch import load_file
 
     return load_file(token_vectors_file())["embedding.weight"].float()
 
 
 def token_vectors_file() -> Path:
-    """Where `wordllama` has its token vectors."""
+    """The file of `wordllama` with its token vectors."""
     found = importlib.util.find_spec("wordllama")
     if found is None or found.origin is None:
         raise FileNotFoundError(

@@ -1,4 +1,4 @@
-"""Words by falling count, so that a word's id is its rank."""
+"""Words by descending count, so that a word's id is its rank."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ END_OF_FILE = "<eof>"
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Words by falling count, so that an id is a rank, as the log-uniform sampler expects.
+    """Words by descending count, so that an id is a rank, as the log-uniform sampler expects.
 
     Example:
         >>> vocabulary = Vocabulary.from_words("b a b c b a".split(), min_count=2)

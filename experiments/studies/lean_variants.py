@@ -72,7 +72,7 @@ class Variant(torch.optim.Optimizer):
         if self.kind == "own-age":
             second = second / self._update(state["ages"], ids, torch.ones_like(mean))
             return gradient / (second.sqrt() + 1e-10)
-        is_hot = ids < self.hot  # words are numbered by falling count
+        is_hot = ids < self.hot  # words are numbered by descending count
         hot = ids[is_hot]
         if self.kind == "row-column":
             shares = (squares / mean.clamp_min(1e-30)).mean(0)

@@ -37,7 +37,7 @@ def test_missing_data_is_reported_with_the_option_the_content_and_the_source(
     message = str(raised.value)
     assert message.startswith(problem)
     assert "name the data with --data, or set SKETCHOPTIM_DATA to a folder" in message
-    assert "'wikitext-2' in it, which is wiki.train.tokens" in message
+    assert "'wikitext-2' in it (wiki.train.tokens" in message
     assert message.endswith("to get it: download it from there")
 
 

@@ -34,5 +34,5 @@ def test_a_diverged_trial_counts_as_infinite():
 
 @pytest.mark.parametrize("rates", [(), (0.1,), (0.1, 0.01), (0.1, 0.1)])
 def test_a_bad_grid_gets_a_clear_error(rates):
-    with pytest.raises(ValueError, match="rates must be at least two, distinct and rising"):
+    with pytest.raises(ValueError, match="rates must be at least two, distinct and ascending"):
         tune(lambda rate: rate, rates=rates)
