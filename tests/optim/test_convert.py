@@ -59,7 +59,7 @@ def test_sparse_training_goes_on_as_it_would_have(case):
         torch.testing.assert_close(named[name], parameter, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("case", DENSE)
 def test_there_and_back_changes_no_bit(case, dtype):
     kind, options, _ = DENSE[case]
@@ -225,7 +225,7 @@ def test_before_its_first_step_an_optimizer_converts_to_a_fresh_one():
 
 def test_sparse_momentum_goes_into_the_sketch():
     model, theirs, named = started(torch.optim.SGD, {"momentum": 0.9}, sparse=True)
-    table = named["counters"]
+    table = named["table"]
     truth = theirs.state[table]["momentum_buffer"].to_dense()
     theirs.zero_grad()
     one = so.Sketched(width=4096, granularity="element")
