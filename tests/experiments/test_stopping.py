@@ -39,7 +39,13 @@ def logged_steps(folder):
 
 def start(command, run, *, file="log.jsonl"):
     """A process that has done 20 steps of the run in a folder, and has written the file there."""
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # with a process group of its own
+    )
     deadline = time.monotonic() + 120
     while logged_steps(run) < 20 or not (run / file).exists():
         assert time.monotonic() < deadline
@@ -89,11 +95,13 @@ def test_a_stopped_run_is_saved_and_prints_the_command_that_continues_it(tiny, w
     assert without_times(tmp_path) == without_times(whole)
 
 
-def test_a_stopped_reproduction_waits_for_its_run_to_be_saved(tiny, tmp_path):
+# a terminal sends Ctrl-C to the run as well, `kill` does not
+@pytest.mark.parametrize("send", [os.killpg, os.kill])
+def test_a_stopped_reproduction_waits_for_its_run_to_be_saved(tiny, tmp_path, send):
     run = tmp_path / "runs" / "lean-0.05-0.003-seed0"
     command = [*COMMAND, *arguments("reproduce", tiny, tmp_path)]
     process = start([*command, "--methods", "lean", "--seeds", "0"], run)
-    process.send_signal(signal.SIGINT)
+    send(process.pid, signal.SIGINT)
     _, printed = process.communicate(timeout=60)
     assert process.returncode == 130, printed
     assert (run / "checkpoint.pt").exists()
