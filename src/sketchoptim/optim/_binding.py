@@ -30,8 +30,8 @@ EXACT = PRESETS["exact"]
 class Binding:
     """One parameter with its state and options; immutable, and built again when they change.
 
-    Kept from step to step, because building it takes longer than a small step: a binding and its
-    kernels take about 150 us, a step on four short rows 15 us (`experiments bench --only small`).
+    Kept from step to step, because building it takes longer than a small step: without it a step on
+    four short rows takes 8 times as long (`python -m experiments.studies.small_steps`).
     """
 
     parameter: Tensor
@@ -57,10 +57,10 @@ class Binding:
     """Steps before its moments were switched on."""
     maintained: tuple[tuple[Name, Moment], ...]
     """The moments that have something to do between steps."""
-    layout: tuple[torch.Size, torch.dtype, tuple[int, ...], int]
-    """Shape, dtype, strides and address of the parameter."""
+    layout: tuple[torch.Size, torch.dtype, bool, int]
+    """Shape and dtype of the parameter, whether it is contiguous, and its address."""
     addresses: tuple[tuple[str, Tensor, int], ...]
-    """The tensors of the state, and where their numbers are."""
+    """The tensors of the state that steps change, and where their numbers are."""
 
     @property
     def gradient(self) -> Tensor:
@@ -77,14 +77,14 @@ class Binding:
 
         Without options, whether parameter and state are.
         """
-        shape, dtype, stride, address = self.layout
+        shape, dtype, is_contiguous, address = self.layout
         parameter = self.parameter
         if (
             state is not self.state
             or (options is not self.options and options is not None)
             or parameter.dtype is not dtype
             or parameter.shape != shape
-            or parameter.stride() != stride
+            or parameter.is_contiguous() is not is_contiguous
             or (address and parameter.data_ptr() != address)
         ):
             return False
@@ -208,7 +208,8 @@ def bind(
         moments=opened,
         kernels=kernels,
         fallback_reason=reason,
-        is_watched=opened.first is not None or memory != group["memory"],
+        is_watched=memory != group["memory"]
+        or (opened.first is not None and opened.first.storage.collides),
         step_count=ctypes.c_double.from_address(state["step"].data_ptr()),
         began_after=state.get("began_after", 0),
         maintained=tuple(
@@ -217,7 +218,7 @@ def bind(
         layout=(
             parameter.shape,
             parameter.dtype,
-            parameter.stride(),
+            parameter.is_contiguous(),
             parameter.data_ptr() if is_plain else 0,
         ),
         addresses=_addresses(state),
@@ -269,7 +270,7 @@ def _table(optimizer: "Optimizer", parameter: Tensor) -> Table:
 def _addresses(state: State) -> tuple[tuple[str, Tensor, int], ...]:
     found = []
     for key, tensor in state.items():
-        if isinstance(tensor, Tensor):
+        if isinstance(tensor, Tensor) and key != "shape":
             is_plain = type(tensor) in PLAIN_TENSORS
             found.append((key, tensor, tensor.data_ptr() if is_plain else 0))
     return tuple(found)
