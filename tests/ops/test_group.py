@@ -103,11 +103,11 @@ def test_ids_that_repeat_or_descend_are_known_to(level, ids):
 
 
 @pytest.mark.parametrize("wrong", [-1, -(2**63), 9, 2**31, 2**32, 2**32 + 1, 2**63 - 1])
-@pytest.mark.parametrize("place", [0, 3, 6])
-def test_an_id_outside_the_table_is_found(level, wrong, place):
-    ids = torch.tensor([3, 0, 8, 8, 1, 2, 5])
-    ids[place] = wrong
-    assert ascend(level, ids, 9) == -1
+def test_an_id_outside_the_table_is_found(level, wrong):
+    for place in (0, 3, 6):
+        ids = torch.tensor([3, 0, 8, 8, 1, 2, 5])
+        ids[place] = wrong
+        assert ascend(level, ids, 9) == -1
 
 
 def test_a_table_without_rows_has_no_ids(level):

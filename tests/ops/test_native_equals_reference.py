@@ -94,12 +94,25 @@ def test_moments_by_row_have_the_bits_of_the_reference_where_a_row_is_one_number
             assert torch.equal(native.tensors()[name], expected)
 
 
-@pytest.mark.parametrize("optimizer", ["Adam", "AdamW", "RMSprop", "Adagrad", "SGD"])
-@pytest.mark.parametrize("preset", sorted(set(PRESETS) - {"rank-one", "8-bit"}))
+WITH_KERNELS = sorted(set(PRESETS) - {"rank-one", "8-bit"})
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "preset", "options"),
+    [
+        *(("Adam", preset, {}) for preset in WITH_KERNELS),
+        *(
+            (optimizer, preset, {})
+            for optimizer in ("AdamW", "RMSprop", "Adagrad")
+            for preset in ("lean", "paper-v-only")
+        ),
+        *(("SGD", preset, {"momentum": 0.9}) for preset in ("lean", "paper-mv", "exact")),
+    ],
+)
 def test_every_preset_with_a_kernel_stays_with_the_reference_over_many_steps(
-    optimizer: str, preset: str
+    optimizer: str, preset: str, options: dict[str, float]
 ) -> None:
-    case = Case(optimizer, PRESETS[preset], shape=(300, 20), entries=80, steps=30)
+    case = Case(optimizer, PRESETS[preset], shape=(300, 20), entries=80, steps=30, options=options)
     native, reference = both(case, threads=2)
     assert_close(native, reference, units=64)
 
