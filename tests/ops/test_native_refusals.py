@@ -1,7 +1,7 @@
 """What the kernels leave to the reference, and the memory that they refuse to touch."""
 
 import copy
-import json
+import re
 import warnings
 from collections.abc import Callable
 
@@ -16,8 +16,8 @@ import sketchoptim as so
 from sketchoptim import moments
 from sketchoptim._rows import CHUNK_ELEMENTS
 from sketchoptim.moments import Average, Moments, Table
-from sketchoptim.ops import Rule, cpu, rule_to_tensor, stepper
-from sketchoptim.storage import PRESETS, Memory, Sketched, Storage
+from sketchoptim.ops import FusedRule, Kernels, Rule, find_kernels, reference_only
+from sketchoptim.storage import PRESETS, Memory, Quantized, Sketched, Storage
 
 pytestmark = needs_native
 
@@ -28,18 +28,7 @@ def contiguous() -> Tensor:
     return torch.zeros(SHAPE)
 
 
-def one_row(values: Tensor) -> Tensor:
-    """A gradient of row 3 with these values, which it keeps as they are."""
-    return torch.sparse_coo_tensor(torch.tensor([[3]]), values, SHAPE, check_invariants=False)
-
-
-def rows_of(first: Tensor) -> Tensor:
-    return one_row(first[:1])
-
-
 # -- left to the reference -----------------------------------------------------------------------
-
-EXPANDED = torch.zeros(1, 1).expand(1, 4)
 
 
 class Elsewhere(Tensor):
@@ -54,89 +43,134 @@ class Elsewhere(Tensor):
         raise NotImplementedError
 
 
-# (parameter, gradient, storage of the second moment): what no kernel has been written for.
-UNWRITTEN = {
-    "another device": (contiguous().to("meta"), contiguous().to("meta"), so.RowWise()),
-    "rank one": (contiguous(), contiguous(), so.RankOne()),
-    "top singular": (contiguous(), contiguous(), so.TopSingular()),
-}
+def kernels_for(parameter: Tensor, second: Storage) -> tuple[Kernels | None, str | None]:
+    table = Table(parameter.shape, parameter.dtype, parameter.device)
+    tensors = moments.create(second, "second", table)
+    return find_kernels(parameter, Moments(None, moments.open_moment(second, "second", tensors)))
 
-# (parameter, gradient, what is said of it): what keeps a kernel that there is from its work.
-OBSTACLES = {
-    "float64": (contiguous().double(), one_row(torch.zeros(1, 4).double()), "for torch.float64"),
-    "a transposed parameter": (torch.zeros(4, 60).t(), rows_of(contiguous()), "it has the strides"),
-    "every other column": (torch.zeros(60, 8)[:, ::2], rows_of(contiguous()), "it has the strides"),
-    "a parameter without memory": (Elsewhere(), contiguous(), "it is a Elsewhere"),
-    "ids beyond 32 bits": (torch.zeros(2**32 + 1, 0), torch.zeros(2**32 + 1, 0), "4294967296 rows"),
-    "a transposed gradient": (contiguous(), torch.zeros(4, 60).t(), "its gradient has the strides"),
-    "a gradient without memory": (contiguous(), Elsewhere(), "its gradient is a Elsewhere"),
-    "a lazily negated gradient": (
+
+# (parameter, storage of the second moment, why there are no kernels)
+UNSUPPORTED = {
+    "another device": (contiguous().to("meta"), so.RowWise(), "for the device meta yet"),
+    "float64": (contiguous().double(), so.Exact(), "for torch.float64; use one of torch.float32, "),
+    "transposed": (
+        torch.zeros(4, 60).t(),
+        so.Exact(),
+        r"it has the strides .*; use contiguous\(\)",
+    ),
+    "every other column": (torch.zeros(60, 8)[:, ::2], so.Exact(), "it has the strides"),
+    "without memory": (Elsewhere(), so.RowWise(), "it is a Elsewhere; use a plain tensor"),
+    "ids beyond 32 bits": (torch.zeros(2**32 + 1, 0), so.Exact(), "4294967296 rows; use several"),
+    "rank one": (contiguous(), so.RankOne(), "no kernel for RankOne storage"),
+    "top singular": (contiguous(), so.TopSingular(), "no kernel for TopSingular storage"),
+    "8-bit": (contiguous(), Quantized(), "no kernel for Quantized storage"),
+    "a deep sketch": (contiguous(), Sketched(depth=33), "depth of 33; use at most 32"),
+    "conservative by element": (
         contiguous(),
-        torch._neg_view(contiguous()),
-        "its gradient is negated lazily",
+        Sketched(granularity="element", conservative=True),
+        'conservative by element; use granularity="row"',
     ),
 }
 
 
-def has_kernel(parameter: Tensor, gradient: Tensor, second: Storage) -> bool:
-    table = Table(parameter.shape, parameter.dtype, parameter.device, 0)
-    moment = moments.open_moment(second, "second", moments.create(second, table))
-    found = stepper(parameter, gradient, Moments(None, moment))
-    return isinstance(found, cpu.NativeStepper)
+@pytest.mark.parametrize(("parameter", "second", "expected"), UNSUPPORTED.values(), ids=UNSUPPORTED)
+def test_what_has_no_kernel_is_left_to_the_reference_with_a_reason(parameter, second, expected):
+    kernels, reason = kernels_for(parameter, second)
+    assert kernels is None
+    assert re.search(expected, reason or "")
 
 
-@pytest.mark.parametrize(("parameter", "gradient", "second"), UNWRITTEN.values(), ids=UNWRITTEN)
-def test_what_has_no_kernel_is_left_to_the_reference(parameter, gradient, second):
-    assert not has_kernel(parameter, gradient, second)
+def row_of(values: Tensor) -> Tensor:
+    """A gradient of row 3 with these values, which it keeps as they are."""
+    return torch.sparse_coo_tensor(torch.tensor([[3]]), values, SHAPE, check_invariants=False)
 
 
-@pytest.mark.parametrize(("parameter", "gradient", "obstacle"), OBSTACLES.values(), ids=OBSTACLES)
-def test_what_a_kernel_cannot_read_is_left_to_the_reference_with_a_warning(
-    parameter, gradient, obstacle
+FUSED = FusedRule(step_size=0.1, second=Average(0.9, 0.1), eps=1e-8)
+
+# (gradient, rule, why there is no kernel for this step)
+UNREADABLE = {
+    "transposed": (
+        torch.zeros(4, 60).t(),
+        FUSED,
+        "its gradient has the strides .*; use contiguous",
+    ),
+    "without memory": (Elsewhere(), FUSED, "its gradient is a Elsewhere; use a plain tensor"),
+    "lazily negated": (torch._neg_view(contiguous()), FUSED, "its gradient is negated lazily; use"),
+    "a rule of one's own": (contiguous(), Rule(lambda rows, *_: rows), "its rule is no FusedRule"),
+}
+
+
+@pytest.mark.parametrize(("gradient", "rule", "expected"), UNREADABLE.values(), ids=UNREADABLE)
+def test_a_step_that_kernels_cannot_take_is_left_to_the_reference_with_a_reason(
+    gradient, rule, expected
 ):
-    with pytest.warns(UserWarning, match=f"reference kernels, .* slower: .*{obstacle}.*; use "):
-        assert not has_kernel(parameter, gradient, so.Exact())
-
-
-@pytest.mark.parametrize(
-    ("second", "obstacle"),
-    [
-        (Sketched(depth=33), "depth of 33"),
-        (Sketched(granularity="element", conservative=True), "conservative by element"),
-    ],
-)
-def test_a_sketch_without_a_kernel_is_left_to_the_reference_with_a_warning(second, obstacle):
-    with pytest.warns(UserWarning, match=f"reference kernels, .* slower: .*{obstacle}.*; use "):
-        assert not has_kernel(contiguous(), contiguous(), second)
+    kernels, reason = kernels_for(contiguous(), so.Exact())
+    assert kernels is not None
+    assert reason is None
+    assert kernels.prepare(gradient, rule, is_checked=True) is None
+    assert re.search(expected, kernels.unsupported_reason(gradient, rule))
 
 
 def test_the_same_has_a_kernel_otherwise():
     for depth in (1, 32):
-        assert has_kernel(contiguous(), contiguous(), Sketched(depth=depth))
-    rows = torch.zeros(CHUNK_ELEMENTS + 1, 1)  # more than whose squares are kept
-    assert has_kernel(rows, rows, Sketched())
-    for gradient in (contiguous(), rows_of(contiguous()), one_row(EXPANDED)):
-        assert has_kernel(contiguous(), gradient, so.Exact())
+        assert kernels_for(contiguous(), Sketched(depth=depth))[0] is not None
+    rows = torch.zeros(CHUNK_ELEMENTS + 1, 1)  # more rows than whose squares are kept
+    expanded = row_of(torch.zeros(1, 1).expand(1, 4))
+    for parameter, gradient in (
+        (rows, rows),
+        (contiguous(), contiguous()),
+        (contiguous(), row_of(torch.zeros(1, 4))),
+        (contiguous(), expanded),
+    ):
+        kernels, _ = kernels_for(parameter, Sketched())
+        assert kernels.prepare(gradient, FUSED, is_checked=True) is not None
+
+
+def test_where_the_reference_was_asked_for_there_is_no_reason_to_warn_of():
+    with reference_only():
+        assert kernels_for(contiguous(), so.Exact()) == (None, None)
+
+
+# -- warnings ------------------------------------------------------------------------------------
+
+
+def wide_table() -> torch.nn.Parameter:
+    """A table in float64, for which there are no kernels, with a gradient."""
+    table = torch.nn.Parameter(contiguous().double())
+    table.grad = row_of(torch.ones(1, 4).double())
+    return table
 
 
 def test_the_reference_is_warned_of_once_a_parameter():
-    parameter = torch.nn.Parameter(contiguous().double())
-    optimizer = so.Adam([parameter])
-    parameter.grad = one_row(torch.ones(1, 4).double())
-    with pytest.warns(UserWarning, match="stepped by the reference"):
+    tables = [wide_table(), wide_table()]
+    optimizer = so.Adam(tables)
+    message = (
+        r"^the parameter of shape \[60, 4\] is stepped by the reference kernels, which are many "
+        "times slower: there is no kernel for torch.float64; use one of "
+    )
+    with pytest.warns(UserWarning, match=message) as caught:
         optimizer.step()
+    assert len(caught) == 2
     with warnings.catch_warnings(action="error"):
         optimizer.step()
 
 
-@pytest.mark.filterwarnings("error")
-def test_a_warning_that_is_an_error_comes_before_anything_changes():
+def test_a_gradient_that_kernels_cannot_read_is_warned_of_when_it_comes():
     parameter, optimizer = stepped("lean")
-    before = copy.deepcopy((parameter, optimizer.state[parameter]))
     parameter.grad = torch.ones(SHAPE[::-1]).t()
-    with pytest.raises(UserWarning, match="strides"):
+    with pytest.warns(UserWarning, match="reference kernels, .* its gradient has the strides"):
         optimizer.step()
-    torch.testing.assert_close((parameter, optimizer.state[parameter]), before, rtol=0, atol=0)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_warning_that_is_an_error_comes_after_a_whole_step():
+    tables = [wide_table(), wide_table()]
+    optimizer = so.Adam(tables)
+    with pytest.raises(UserWarning, match="stepped by the reference kernels"):
+        optimizer.step()
+    for table in tables:
+        assert table[3].all()
+        assert optimizer.state[table]["step"] == 1
 
 
 @pytest.mark.parametrize(
@@ -176,9 +210,9 @@ CHANGES: dict[str, tuple[str, str, Callable[[Tensor], Tensor]]] = {
     "a transposed moment": ("exact", "first_values", transposed),
     "rows in half precision": ("row-wise", "second_rows", Tensor.bfloat16),
     "too few rows": ("row-wise", "second_rows", lambda rows: rows[:4]),
-    "a wider table": ("lean", "second_counters", Tensor.double),
-    "a transposed table": ("paper-v-only", "second_counters", transposed),
-    "a table by row": ("paper-v-only", "second_counters", lambda table: table[..., :1].clone()),
+    "wider counters": ("lean", "second_counters", Tensor.double),
+    "transposed counters": ("paper-v-only", "second_counters", transposed),
+    "counters by row": ("paper-v-only", "second_counters", lambda it: it[..., :1].clone()),
     "narrower words": ("lean", "second_words", Tensor.int),
     "too few words": ("lean", "second_words", lambda words: words[:2]),
 }
@@ -216,48 +250,9 @@ def test_a_checkpoint_of_another_layout_is_laid_out_again(preset):
     assert torch.equal(again, parameter)
 
 
-@pytest.mark.parametrize(
-    ("preset", "part", "dtype"),
-    [
-        ("row-wise", "second_rows", torch.bfloat16),
-        ("lean", "second_counters", torch.bfloat16),
-        ("lean", "second_words", torch.int32),
-    ],
-)
-def test_a_checkpoint_that_was_cast_is_refused(preset, part, dtype):
-    _, optimizer = stepped(preset)
-    saved = copy.deepcopy(optimizer.state_dict())
-    saved["state"][0][part] = saved["state"][0][part].to(dtype)
-    name = part.removeprefix("second_")
-    refusal = f"second moment of parameter 0 of the checkpoint .* its {name} is {dtype}"
-    with pytest.raises(ValueError, match=refusal):
-        optimizer.load_state_dict(saved)
-
-
-OPERANDS = {
-    "values in half precision": {"values": torch.ones(2, 4, dtype=torch.bfloat16)},
-    "values in double precision": {"values": torch.ones(2, 4, dtype=torch.float64)},
-    "too few rows of state": {"second": [torch.zeros(3)]},
-    "state in half precision": {"second": [torch.zeros(60, dtype=torch.bfloat16)]},
-}
-
-
-@pytest.mark.parametrize("changed", OPERANDS.values(), ids=OPERANDS)
-def test_the_operator_refuses_tensors_that_do_not_fit(changed):
-    memory = PRESETS["row-wise"]
-    assert memory.second is not None
-    parameter = torch.zeros(SHAPE)
-    table = Table(parameter.shape, parameter.dtype, parameter.device, 0)
-    operands = {
-        "parameter": parameter,
-        "ids": torch.tensor([1, 2]),
-        "values": torch.ones(2, 4),
-        "first": [],
-        "second": list(moments.create(memory.second, table).values()),
-        "rule": rule_to_tensor(Rule(step_size=0.1, second=Average(0.9, 0.1), eps=1e-8)),
-        "memory": json.dumps(memory.to_dict()),
-        **changed,
-    }
-    with pytest.raises(ValueError, match="contiguous elements of torch"):
-        torch.ops.sketchoptim.step_(**operands)
-    assert not parameter.any()
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+def test_kernels_refuse_values_of_another_dtype(dtype):
+    kernels, _ = kernels_for(contiguous(), so.RowWise())
+    gradient = row_of(torch.ones(1, 4, dtype=dtype))
+    with pytest.raises(ValueError, match="needs 4 contiguous elements of torch"):
+        kernels.prepare(gradient, FUSED, is_checked=True)
