@@ -4,7 +4,6 @@ The device is meta, which has no numbers: a tensor that is made without naming i
 found at once. It stands in for a GPU.
 """
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -13,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import sketchoptim as so
-from sketchoptim import _hashing, diagnostics, moments, ops
-from sketchoptim.moments import Average, Table
+from sketchoptim import _hashing, diagnostics
 from sketchoptim.moments._sketched import _FOLD_CHECK_STEPS
 from sketchoptim.nn import MACH, LSHSoftmax, UnigramSampler
 from sketchoptim.ops._top_classes import top_classes
@@ -82,22 +80,6 @@ def converted() -> Any:
     return back.state[table]["exp_avg_sq"].tolist()
 
 
-def by_the_operator() -> Any:
-    memory = so.Memory(second=so.Sketched())
-    parameter = drawn(ROWS, DIM)
-    table = Table(parameter.shape, parameter.dtype, parameter.device, 0)
-    torch.ops.sketchoptim.step_(
-        parameter,
-        torch.arange(20, device=CPU),
-        drawn(20, DIM),
-        [],
-        list(moments.create(memory.second, table).values()),
-        ops.rule_to_tensor(ops.Rule(step_size=0.1, second=Average(0.9, 0.1), eps=1e-8)),
-        json.dumps(memory.to_dict()),
-    )
-    return parameter.tolist()
-
-
 def searched() -> Any:
     found = top_classes(drawn(3, 2, 16), _hashing.seeded(0, 0, 3), 100, 5, "median")
     return [part.tolist() for part in found]
@@ -131,12 +113,12 @@ CALLS: dict[str, Callable[[], Any]] = {
     "paper-mv": lambda: stepped(memory="paper-mv"),
     "rank-one": lambda: stepped(memory="rank-one"),
     "exact": lambda: stepped(memory="exact"),
+    "8-bit": lambda: stepped(memory="8-bit"),
     "fold_when": lambda: stepped(memory=FOLDING),
     "Adagrad": lambda: stepped(kind=so.Adagrad, initial_accumulator_value=0.1),
     "from_torch, to_torch": converted,
     "diagnose": lambda: so.diagnose(trained()[1]),
     "memory_report": lambda: so.memory_report(trained()[1]),
-    "step_": by_the_operator,
     "top_classes": searched,
     "UnigramSampler": sampled,
     "LSHSoftmax": hashed_softmax,

@@ -21,6 +21,7 @@ NAMES = [
     "Memory",
     "MemoryReport",
     "Plan",
+    "Quantized",
     "RMSprop",
     "RankOne",
     "RowWise",
@@ -36,19 +37,31 @@ NAMES = [
     "to_torch",
 ]
 
+# What an optimizer of one's own is written with.
+BUILDING_BLOCKS = ["Average", "FusedRule", "Optimizer", "Rule"]
+
+OPTIMIZER_NAMES = ["Adam", "AdamW", "RMSprop", "Adagrad", "SGD"]
+FUNCTIONS = ["OPTIMIZERS", "clip_grad_norm_", "from_torch", "to_torch"]
+
 LAST = "*, memory='lean', maximize=False, nonfinite='raise'"
 SIGNATURES = {
     "Adam": f"params, lr=0.001, betas=(0.9, 0.999), eps=1e-08, weight_decay=0.0, {LAST}",
-    "AdamW": "params, lr=0.001, betas=(0.9, 0.999), eps=1e-08, weight_decay=0.01, **options",
+    "AdamW": f"params, lr=0.001, betas=(0.9, 0.999), eps=1e-08, weight_decay=0.01, {LAST}",
     "RMSprop": f"params, lr=0.01, alpha=0.99, eps=1e-08, weight_decay=0.0, {LAST}",
-    "Adagrad": "params, lr=0.01, lr_decay=0.0, eps=1e-10, initial_accumulator_value=0.0, "
-    f"weight_decay=0.0, {LAST}",
-    "SGD": "params, lr=0.001, momentum=0.9, dampening=0.0, nesterov=False, weight_decay=0.0, "
+    "Adagrad": "params, lr=0.01, lr_decay=0.0, weight_decay=0.0, initial_accumulator_value=0.0, "
+    f"eps=1e-10, {LAST}",
+    "SGD": "params, lr=0.001, momentum=0.0, dampening=0.0, weight_decay=0.0, nesterov=False, "
     f"{LAST}",
+    "optim.Optimizer": "params, *, memory, **options",
+    "optim.Optimizer.rule": "self, group, step, *, memory, is_sparse",
+    "optim.Rule": "update, first=None, second=None, maximize=False, weight_decay=0.0, "
+    "reads_before=False",
+    "optim.Average": "decay, weight",
     "Exact": "",
     "RowWise": "",
     "RankOne": "",
     "TopSingular": "",
+    "Quantized": "*, bits=8, block=256",
     "Sketched": "*, ratio=None, width=None, depth=3, granularity='row', decay='linear', "
     "conservative=False, clean_every=None, clean_by=None, fold_at=(), fold_when=None, "
     "dtype=torch.float32, seed=0",
@@ -108,6 +121,10 @@ def test_the_public_names_are_these():
     assert so.__all__ == NAMES
 
 
+def test_an_optimizer_of_ones_own_is_written_with_these():
+    assert set(so.optim.__all__) == {*BUILDING_BLOCKS, *OPTIMIZER_NAMES, *FUNCTIONS}
+
+
 def test_every_public_name_exists_once():
     assert len({id(found(name)) for name in so.__all__}) == len(so.__all__)
 
@@ -131,9 +148,9 @@ def test_a_sketch_has_its_counters_and_its_bytes(name):
 
 
 def test_the_presets_are_these():
-    expected = ["lean", "exact", "paper-mv", "paper-v", "paper-v-only", "row-wise", "rank-one"]
-    assert list(so.storage.PRESETS) == expected
-    for name in expected:
+    expected = "lean, exact, 8-bit, paper-mv, paper-v, paper-v-only, row-wise, rank-one"
+    assert list(so.storage.PRESETS) == expected.split(", ")
+    for name in so.storage.PRESETS:
         assert so.Memory.of(name) is so.storage.PRESETS[name]
 
 
@@ -152,9 +169,11 @@ def test_the_presets_of_the_paper_keep_a_fifth_by_element(name):
     assert so.Memory.of(name) == so.Memory(first=first, second=paper)
 
 
-@pytest.mark.parametrize("name", ["Adam", "AdamW", "RMSprop", "Adagrad", "SGD"])
-def test_optimizers_are_optimizers_of_torch(name):
-    assert issubclass(found(name), torch.optim.Optimizer)
+def test_the_list_of_optimizers_has_them_all():
+    assert {name: found(name) for name in OPTIMIZER_NAMES} == so.optim.OPTIMIZERS
+    for kind in so.optim.OPTIMIZERS.values():
+        assert issubclass(kind, so.optim.Optimizer)
+    assert issubclass(so.optim.Optimizer, torch.optim.Optimizer)
 
 
 @pytest.mark.parametrize("name", so.__all__)

@@ -27,8 +27,10 @@ def test_a_crowded_first_moment_warns_once_for_each_parameter_and_says_what_to_d
         run_at_load(memory, active=81, steps=3)
     assert len(caught) == 2
     message = str(caught[0].message)
-    assert message.startswith("20 active rows")
-    assert "shape [200, 2]: above 20 " in message
+    expected = (
+        "the parameter of shape [200, 2] has 20 active rows a bucket a step in the first moment"
+    )
+    assert message.startswith(f"{expected}: above 20 ")
     assert message.endswith("Use a larger ratio, or Memory(first=None)")
 
 
@@ -49,7 +51,7 @@ def test_up_to_the_limit_there_is_no_warning(memory, options):
 
 
 def test_momentum_warns_too():
-    with pytest.warns(UserWarning, match="above 4 a sketched first moment"):
+    with pytest.warns(UserWarning, match="above 4 the collisions of a sketched first moment"):
         run_at_load("paper-mv", active=200, optimizer=so.SGD, momentum=0.5)
 
 
