@@ -77,7 +77,8 @@ class ReferenceStep:
 
         if rule.reads_before:
             for chunk in self._chunks():
-                visit(chunk, [move.moment.estimate(chunk.ids) for move in moves])
+                dtype = chunk.gradient.dtype
+                visit(chunk, [move.moment.estimate(chunk.ids).to(dtype) for move in moves])
         drive_(
             moves,
             self.rows,
