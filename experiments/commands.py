@@ -14,8 +14,9 @@ from rich.console import Console
 from rich.markup import escape
 from typer.core import TyperGroup
 
+from sketchoptim.diagnostics._text_table import readable_bytes
+
 from .errors import StoppedError, user_message
-from .machine import readable_bytes
 from .recipes import Recipe, Size, load_recipe, recipe_names
 
 _STOPPED = 130  # the status that shells give to a process that Ctrl-C ended

@@ -35,16 +35,6 @@ def peak_memory_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def readable_bytes(count: float) -> str:
-    """A number of bytes in a suitable unit: '56.1 KB'."""
-    size = float(count)
-    for unit in ("B", "KB", "MB"):
-        if size < 1000:
-            return f"{size:.4g} {unit}"
-        size /= 1000
-    return f"{size:.4g} GB"
-
-
 def load_average() -> float:
     """The mean number of processes that wanted a core over the last minute."""
     return os.getloadavg()[0]

@@ -13,7 +13,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from .machine import readable_bytes
+from sketchoptim.diagnostics._text_table import readable_bytes
+
 from .training import Training
 
 _TIME_WIDTH = len("0:00:00")

@@ -27,6 +27,7 @@ LAYERS = (
     {"ops"},
     {"optim"},
     {"nn", "diagnostics"},
+    {"_param_groups"},
     {"_cli", "__main__"},
 )
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}

@@ -10,8 +10,9 @@ from matplotlib import colormaps, rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from sketchoptim.diagnostics._text_table import readable_bytes
+
 from ..drawing import plain_numbers
-from ..machine import readable_bytes
 from ..reproduction import Findings, Reproduction
 
 _STYLE: dict[Any, Any] = {

@@ -11,7 +11,8 @@ from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
-from ..machine import readable_bytes
+from sketchoptim.diagnostics._text_table import readable_bytes
+
 from ..reproduction import Findings, Reproduction
 
 # Columns that a narrow terminal leaves out, in this order; the page has all.

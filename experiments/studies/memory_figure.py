@@ -14,10 +14,10 @@ from matplotlib.figure import Figure
 from torch import nn
 
 import sketchoptim as so
+from sketchoptim.diagnostics._text_table import readable_bytes
 from sketchoptim.nn import SampledSoftmax
 
 from ..errors import run_study
-from ..machine import readable_bytes
 
 WORDS, DIM = 33_278, 256
 PRESETS = ("exact", "paper-v", "paper-mv", "row-wise", "lean")

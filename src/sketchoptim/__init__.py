@@ -8,6 +8,7 @@
 from importlib.metadata import version
 
 from . import nn, theory
+from ._param_groups import ParamGroups, find_tables, param_groups
 from ._sketch import CountMinSketch, CountSketch
 from .diagnostics import Diagnosis, MemoryReport, Plan, diagnose, memory_report, plan
 from .optim import SGD, Adagrad, Adam, AdamW, RMSprop, clip_grad_norm_, from_torch, to_torch
@@ -26,6 +27,7 @@ __all__ = [
     "Exact",
     "Memory",
     "MemoryReport",
+    "ParamGroups",
     "Plan",
     "Quantized",
     "RMSprop",
@@ -35,9 +37,11 @@ __all__ = [
     "TopSingular",
     "clip_grad_norm_",
     "diagnose",
+    "find_tables",
     "from_torch",
     "memory_report",
     "nn",
+    "param_groups",
     "plan",
     "theory",
     "to_torch",

@@ -18,3 +18,17 @@ def text_table(lines: Sequence[Sequence[str]], *, left: int) -> str:
         ).rstrip()
         for line in lines
     )
+
+
+def readable_bytes(count: float) -> str:
+    """A number of bytes in a suitable unit.
+
+    >>> readable_bytes(56_100), readable_bytes(1_500_000_000)
+    ('56.1 KB', '1.5 GB')
+    """
+    size = float(count)
+    for unit in ("B", "KB", "MB"):
+        if size < 1000:
+            return f"{size:.4g} {unit}"
+        size /= 1000
+    return f"{size:.4g} GB"

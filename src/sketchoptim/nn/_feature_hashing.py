@@ -218,6 +218,10 @@ class BagEncoder(nn.Module):
         self.weight = nn.Parameter(torch.empty(features, dim).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.zeros(dim))
 
+    def table_parameters(self) -> list[nn.Parameter]:
+        """The parameter with a row for each feature, which `so.find_tables` looks for."""
+        return [self.weight]
+
     def forward(self, ids: Tensor, offsets: Tensor, weights: Tensor | None = None) -> Tensor:
         """The hidden vectors of the bags; weights must be finite."""
         for name, part in (("ids", ids), ("offsets", offsets)):

@@ -136,6 +136,10 @@ class MACH(nn.Module):
             # A buffer, in state_dict(): weights are useless without the hash of their training.
             head.register_buffer("words", member_words.clone())
 
+    def table_parameters(self) -> list[nn.Parameter]:
+        """The heads, with a row for each bucket, which `so.find_tables` looks for."""
+        return [head.get_parameter("weight") for head in self.heads.values()]
+
     def extra_repr(self) -> str:
         """Sizes, for printing."""
         return (

@@ -61,6 +61,10 @@ class OutputTable(nn.Module):
         # A column, so that it gets a sparse gradient of rows, as the weight does.
         self.bias = nn.Parameter(torch.zeros(classes, 1)) if bias else None
 
+    def table_parameters(self) -> list[nn.Parameter]:
+        """The parameters with a row for each class, which `so.find_tables` looks for."""
+        return [self.weight] if self.bias is None else [self.weight, self.bias]
+
     @torch.no_grad()
     def full_loss(
         self,

@@ -2,7 +2,6 @@
 
 import ctypes
 import dataclasses
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -141,26 +140,6 @@ class BoundStep(NamedTuple):
         for name, moment in binding.maintained:
             if moment.maintain_(self.number):
                 binding.state.update(_state.keyed(name, moment.tensors))
-
-    def warnings(self) -> Iterator[tuple[str, str]]:
-        """What is wrong with the way the parameter is stepped, each with a key."""
-        binding = self.binding
-        if self.fallback_reason:
-            yield (
-                "fallback",
-                "is stepped by the reference kernels, which are many times slower: "
-                f"{self.fallback_reason}",
-            )
-        first, average = binding.moments.first, self.rule.first
-        overload = first and average and first.overload(self.step.touched, average.decay)
-        if overload:
-            yield "overload", f"has {overload}"
-        if binding.storages and binding.memory != binding.group_memory:
-            yield (
-                "exact",
-                "has a sparse gradient, but is kept exactly, because its first gradient was dense. "
-                "Put it into a group that names its memory to compress it from the beginning",
-            )
 
 
 def bind(

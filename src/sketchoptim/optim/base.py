@@ -16,7 +16,7 @@ from .._warning import warn
 from ..moments import Name
 from ..ops import AnyRule
 from ..storage import Memory, Storage
-from . import _binding, _checkpoint, _checks
+from . import _advice, _binding, _checkpoint, _checks
 from ._binding import EXACT, Binding, BoundStep, Options, State
 from ._names import name_of
 from ._state import parts_of
@@ -179,7 +179,11 @@ class Optimizer(torch.optim.Optimizer):
             # Last of all, since a warning may be an error, and a step must not stop halfway.
             for step in steps:
                 if step.fallback_reason or step.binding.is_watched:
-                    self._warn(step)
+                    for kind, message in _advice.step_warnings(step):
+                        self._warn_once(id(step.binding.parameter), kind, message)
+            exact_tables = _advice.exact_tables_warning(self, fresh) if fresh else None
+            if exact_tables is not None:
+                self._warn_once(0, "exact tables", exact_tables)
 
     # Where torch.compile breaks the graph of a training step, to go on behind it. Eager steps do
     # not go through it: the wrapper takes as long as a small step.
@@ -235,12 +239,10 @@ class Optimizer(torch.optim.Optimizer):
     def _options_of(self) -> Callable[[Group], Options]:
         return operator.itemgetter(*sorted({*self.option_names(), "compress_dense"} - {"lr"}))
 
-    def _warn(self, step: BoundStep) -> None:
-        """Warns once of each thing that is wrong with the way a parameter is stepped."""
-        for kind, message in step.warnings():
-            if (id(step.binding.parameter), kind) not in self._warned:
-                self._warned.add((id(step.binding.parameter), kind))
-                warn(f"the parameter of shape {list(step.binding.parameter.shape)} {message}")
+    def _warn_once(self, owner: int, kind: str, message: str) -> None:
+        if (owner, kind) not in self._warned:
+            self._warned.add((owner, kind))
+            warn(message)
 
     # -- checkpoints and copies --------------------------------------------------------------
 

@@ -1,0 +1,68 @@
+"""Warnings about the way parameters are stepped; each says what to do."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ._binding import EXACT, Binding, BoundStep
+from ._names import name_of
+
+if TYPE_CHECKING:
+    from .base import Optimizer
+
+# Tables with fewer rows are not worth compressing.
+MIN_TABLE_ROWS = 1000
+
+
+def step_warnings(step: BoundStep) -> Iterator[tuple[str, str]]:
+    """What is wrong with the way the parameter is stepped, each with a key."""
+    binding = step.binding
+    owner = f"the parameter of shape {list(binding.parameter.shape)}"
+    if step.fallback_reason:
+        yield (
+            "fallback",
+            f"{owner} is stepped by the reference kernels, which are many times slower: "
+            f"{step.fallback_reason}",
+        )
+    first, average = binding.moments.first, step.rule.first
+    overload = first and average and first.overload(step.step.touched, average.decay)
+    if overload:
+        yield "overload", f"{owner} has {overload}"
+    if binding.storages and binding.memory != binding.group_memory:
+        yield (
+            "exact",
+            f"{owner} has a sparse gradient, but is kept exactly, because its first gradient "
+            "was dense. Put it into a group that names its memory to compress it from the "
+            "beginning",
+        )
+
+
+def exact_tables_warning(optimizer: "Optimizer", bindings: list[Binding]) -> str | None:
+    """What to tell of large tables that are exact because their gradients are dense, or None.
+
+    Not where a group, or the optimizer itself, was asked to be exact.
+    """
+    found = [
+        it
+        for it in bindings
+        if it.memory is EXACT
+        and it.group_memory != EXACT
+        and it.storages
+        and not it.gradient.is_sparse
+        and it.parameter.dim() > 1
+        and it.parameter.shape[0] >= MIN_TABLE_ROWS
+    ]
+    if not found:
+        return None
+    verb = "has" if len(found) == 1 else "have"
+    names = ", ".join(
+        f"{name_of(it.parameter, optimizer)} {list(it.parameter.shape)}" for it in found[:3]
+    )
+    more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+    state_bytes = sum(len(it.storages) * it.parameter.nbytes for it in found)
+    kind = type(optimizer).__name__
+    return (
+        f"{names}{more} {verb} at least {MIN_TABLE_ROWS:,} rows and a dense gradient: exact state "
+        f"of {state_bytes:,} bytes. To compress embeddings and output heads, use "
+        f"so.{kind}(so.param_groups(model), ...). To keep all exact, say so: "
+        f'so.{kind}(..., memory="exact")'
+    )
