@@ -11,7 +11,7 @@ import sketchoptim as so
 
 
 def run_at_load(memory, *, active, optimizer=so.Adam, steps=1, **options):
-    """Steps on gradients that touch so many rows of each of two parameters."""
+    """Steps on gradients that touch `active` rows of each of two parameters."""
     parameters = [torch.nn.Parameter(torch.zeros(200, 2)) for _ in range(2)]
     built = optimizer(parameters, memory=memory, **options)
     for _ in range(steps):

@@ -22,7 +22,7 @@ threads = st.sampled_from([1, 1, 1, 2, 3, 4])
 
 
 def both(case: Case, *, threads: int = 1) -> tuple[Outcome, Outcome]:
-    """What the kernel and what the reference leave behind, each step taken by whom it should."""
+    """The outcomes of the kernel and of the reference, after checking who took the steps."""
     with stepping_by(LEVELS[-1], threads=threads) as taken:
         native = run(case)
     assert (taken.native, taken.reference) == (case.steps, 0)
