@@ -20,7 +20,7 @@ LAYERS = (
         "theory",
     },
     {"_rows"},
-    {"_sketch_base"},
+    {"_sketch_base", "_sparse_norm"},
     {"_sketch"},
     {"storage"},
     {"moments"},

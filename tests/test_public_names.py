@@ -30,6 +30,7 @@ NAMES = [
     "TopSingular",
     "clip_grad_norm_",
     "diagnose",
+    "enable_sparse_clipping",
     "find_tables",
     "from_torch",
     "memory_report",
@@ -82,6 +83,7 @@ SIGNATURES = {
     "find_tables": "model, min_rows=1000, *, tables=()",
     "param_groups": "model, memory='lean', rest='exact', min_rows=1000, *, tables=(), no_decay=(), "
     "**table_options",
+    "enable_sparse_clipping": "",
     "memory_report": "optimizer",
     "diagnose": "subject, *, since=None",
     "from_torch": "optimizer, memory='lean', *, tables=(), schedulers=None",

@@ -10,6 +10,7 @@ from importlib.metadata import version
 from . import nn, theory
 from ._param_groups import ParamGroups, find_tables, param_groups
 from ._sketch import CountMinSketch, CountSketch
+from ._sparse_norm import enable_sparse_clipping
 from .diagnostics import Diagnosis, MemoryReport, Plan, diagnose, memory_report, plan
 from .optim import SGD, Adagrad, Adam, AdamW, RMSprop, clip_grad_norm_, from_torch, to_torch
 from .storage import Exact, Memory, Quantized, RankOne, RowWise, Sketched, TopSingular
@@ -37,6 +38,7 @@ __all__ = [
     "TopSingular",
     "clip_grad_norm_",
     "diagnose",
+    "enable_sparse_clipping",
     "find_tables",
     "from_torch",
     "memory_report",
