@@ -68,11 +68,10 @@ def test_the_advice_ends_with_the_tensor():
 @pytest.mark.parametrize(
     ("second", "dim", "part", "expected"),
     [
-        (so.Sketched(granularity="element", ratio=0.25), 64, "table", True),
-        (so.RankOne(), 1, "table", True),
+        (so.Sketched(granularity="element", ratio=0.25), 64, "counters", True),
         (so.Exact(), 64, "values", False),
     ],
-    ids=["sketched", "rank-one", "exact"],
+    ids=["sketched", "exact"],
 )
 def test_tables_of_sketches_alone_lie_in_them_fresh_or_loaded(second, dim, part, expected):
     weight = torch.zeros(4 * LARGE // dim, dim)
@@ -93,8 +92,8 @@ def test_tables_of_sketches_alone_lie_in_them_fresh_or_loaded(second, dim, part,
 def test_a_folded_table_lies_in_them():
     moment = opened(so.Sketched(width=2 * LARGE, depth=1, fold_at=(1,)))
     moment.maintain_(1)
-    assert moment.tensors["table"].shape == (1, LARGE, 1)
-    assert is_advised(moment.tensors["table"])
+    assert moment.tensors["counters"].shape == (1, LARGE, 1)
+    assert is_advised(moment.tensors["counters"])
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 5), (LARGE // 8, 8)])

@@ -28,13 +28,13 @@ BAD_SKETCHED = [
     ({"ratio": INF}, ValueError, "ratio must be finite and > 0, got inf"),
     ({"ratio": "1/8"}, TypeError, "ratio must be a number, got '1/8'"),
     ({"ratio": True}, TypeError, "ratio must be a number, got True"),
-    ({"width": 0}, ValueError, "width must be >= 1, got 0"),
+    ({"width": 0}, ValueError, "width must be in [1, 2147483648], got 0"),
     ({"width": 8.0}, TypeError, "width must be an int, got 8.0"),
     ({"width": True}, TypeError, "width must be an int, got True"),
     (
         {"width": 2**31 + 1},
         ValueError,
-        "width must be <= 2**31, got 2147483649; use a larger depth",
+        "width must be in [1, 2147483648], got 2147483649; use more depth",
     ),
     ({"depth": 0}, ValueError, "depth must be >= 1, got 0"),
     ({"depth": 2.5}, TypeError, "depth must be an int, got 2.5"),
@@ -66,16 +66,16 @@ BAD_SKETCHED = [
 
 # What Memory refuses: options, error, message.
 BAD_MEMORY = [
-    ({"first": "exact"}, TypeError, "first must be one of Exact, RowWise, Sketched, RankOne, Top"),
-    ({"second": so.Exact}, TypeError, "second must be one of Exact, RowWise, Sketched, RankOne"),
+    ({"first": "exact"}, TypeError, "first must be one of Exact, RowWise, RankOne, TopSingular"),
+    ({"second": so.Exact}, TypeError, "second must be one of Exact, RowWise, RankOne"),
     ({"second": 0.1}, TypeError, "or None, got 0.1"),
     ({"first": so.RowWise()}, ValueError, "first must hold signed vectors, which RowWise cannot"),
     ({"first": so.RankOne()}, ValueError, "first must hold signed vectors, which RankOne cannot"),
-    ({"first": Sketched()}, ValueError, "first must hold a vector for each row"),
+    ({"first": Sketched()}, ValueError, "Sketched cannot: it keeps one number for a row"),
     (
         {"first": dataclasses.replace(ELEMENT, conservative=True)},
         ValueError,
-        "first must hold signed vectors, which a conservative sketch cannot",
+        "Sketched cannot: a conservative sketch has no signs",
     ),
     ({"form": "quotient"}, ValueError, "form must be one of ['moments', 'ratio'], got 'quotient'"),
     ({"form": "ratio"}, ValueError, 'form="ratio" needs first and second to be Sketched'),
@@ -105,7 +105,7 @@ BAD_MEMORY = [
     (
         {"form": "ratio", "first": FOLDING, "second": FOLDING},
         ValueError,
-        'form="ratio" needs both tables to have one width, which fold_when cannot promise',
+        'form="ratio" needs both sketches to have one width, which fold_when cannot promise',
     ),
     ({"clip": INF}, ValueError, "clip must be finite and > 0, got inf"),
 ]
@@ -190,7 +190,7 @@ def test_a_memory_that_makes_no_sense_is_refused(options, error, message):
 @pytest.mark.parametrize(
     ("choice", "error", "message"),
     [
-        ("leen", ValueError, "memory must be a Memory or one of ['lean', 'exact', 'paper-mv'"),
+        ("leen", ValueError, "memory must be a Memory or one of ['lean', 'exact', '8-bit'"),
         ("", ValueError, "got ''"),
         (None, TypeError, "memory must be a preset's name or a Memory, got None"),
         (Sketched(), TypeError, "memory must be a preset's name or a Memory, got Sketched("),
@@ -204,8 +204,8 @@ def test_a_memory_that_does_not_exist_is_refused(choice, error, message):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"kind": "Hashed"}, "second.kind must be one of ['Exact', 'RowWise', 'Sketched'"),
-        ({"novel": 1}, "got ['novel']; use the version of sketchoptim that wrote them"),
+        ({"kind": "Hashed"}, "second.kind must be one of ['Exact', 'RowWise', 'RankOne'"),
+        ({"novel": 1}, "got ['novel']; use the version of sketchoptim that wrote it"),
         ({"dtype": "int8"}, "dtype must be one of ['float32', 'bfloat16'], got 'int8'"),
         ({"depth": 0}, "depth must be >= 1, got 0"),
     ],
@@ -226,7 +226,7 @@ def test_a_key_that_no_memory_has_is_named_with_those_it_has():
 
 @pytest.mark.parametrize("plain", ["lean", None, ["first"]])
 def test_what_is_no_dict_describes_no_memory(plain):
-    with pytest.raises(TypeError, match="memory must be a dict as to_dict"):
+    with pytest.raises(TypeError, match="memory must be a dict, got"):
         Memory.from_dict(plain)
 
 
@@ -264,6 +264,7 @@ EXPECTED_PRESETS = {
         second=Sketched(granularity="row", ratio=1 / 8, depth=3, decay="linear", conservative=True),
     ),
     "exact": Memory(first=so.Exact(), second=so.Exact()),
+    "8-bit": Memory(first=so.Quantized(), second=so.Quantized()),
     "paper-mv": Memory(first=PAPER, second=PAPER),
     "paper-v": Memory(first=so.Exact(), second=PAPER),
     "paper-v-only": Memory(first=None, second=PAPER),

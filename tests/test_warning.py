@@ -85,4 +85,4 @@ def test_absent_kernels_are_told_at_the_line_that_called_step(call, without_kern
 def test_every_warning_of_the_library_is_told_in_this_way():
     root = Path(so.__file__).parent
     found = {path.name for path in root.rglob("*.py") if "warnings.warn(" in path.read_text()}
-    assert found == {"warning.py"}
+    assert found == {"_warning.py"}

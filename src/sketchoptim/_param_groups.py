@@ -105,7 +105,7 @@ def param_groups(
     >>> print(so.param_groups(model))
     1 table, 3,200,000 of 3,204,160 weights: 25.1 KB of state instead of Adam's 25.6 MB
       0.weight  50,000 x 64  v by row, ratio 0.125
-    2 other parameters: 33.3 KB of state
+    2 other parameters: 33.28 KB of state
     """
     found = find_tables(model, min_rows, tables=tables)
     kept = Memory.of(memory), Memory.of(rest)
