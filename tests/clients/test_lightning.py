@@ -1,16 +1,17 @@
-"""A sparse embedding and dense layers under lightning.Trainer, with one optimizer for all."""
+"""Sparse and dense tables under lightning.Trainer, with one optimizer for the whole model."""
 
 from pathlib import Path
 
+import client_models
 import lightning
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch import Tensor
+from torch.utils.data import DataLoader
 
 import sketchoptim as so
 
-ROWS, CLASSES, EPOCHS = 300, 7, 6
+EPOCHS, MAX_NORM, LEARNING_RATE = 4, 0.2, 0.1
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),  # advice about speed
@@ -20,75 +21,85 @@ pytestmark = [
 
 
 class Classifier(lightning.LightningModule):
-    def __init__(self) -> None:
+    def __init__(self, *, is_sparse: bool) -> None:
         super().__init__()
-        self.table = nn.Embedding(ROWS, 16, sparse=True)
-        self.dense = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, CLASSES))
+        self.model = client_models.Classifier(is_sparse=is_sparse)
         self.losses: list[float] = []
         self.learning_rates: list[float] = []
 
-    def training_step(self, batch: list[Tensor]) -> Tensor:
-        ids, labels = batch
-        loss = nn.functional.cross_entropy(self.dense(self.table(ids)), labels)
+    def training_step(self, batch: dict[str, Tensor]) -> Tensor:
+        loss = self.model(**batch)["loss"]
         self.losses.append(loss.item())
         self.learning_rates.append(self.optimizers().param_groups[0]["lr"])
         return loss
 
     def configure_optimizers(self):
-        optimizer = so.Adam(self.parameters(), lr=2e-2)
+        optimizer = so.AdamW(client_models.parameters_of(self.model), lr=LEARNING_RATE)
         schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.8)
         return {"optimizer": optimizer, "lr_scheduler": schedule}
 
-    def configure_gradient_clipping(self, optimizer, gradient_clip_val, gradient_clip_algorithm):
-        so.clip_grad_norm_(self.parameters(), gradient_clip_val)
-
 
 def fit(
-    directory: Path, epochs: int = EPOCHS, *, resume_from: Path | None = None, model_seed: int = 0
+    directory: Path,
+    epochs: int = EPOCHS,
+    *,
+    is_sparse: bool,
+    resume_from: Path | None = None,
+    model_seed: int = 0,
 ) -> Classifier:
+    so.enable_sparse_clipping()
     torch.manual_seed(model_seed)
-    model = Classifier()
-    ids = torch.randint(ROWS, (1024,), generator=torch.Generator().manual_seed(1))
+    classifier = Classifier(is_sparse=is_sparse)
     trainer = lightning.Trainer(
         max_epochs=epochs,
         accelerator="cpu",
-        gradient_clip_val=1.0,
+        gradient_clip_val=MAX_NORM,
         default_root_dir=directory,
         logger=False,
         enable_checkpointing=False,  # the test saves where and when it wants
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    data = DataLoader(TensorDataset(ids, ids % CLASSES), batch_size=32)
-    trainer.fit(model, data, ckpt_path=resume_from)
-    return model
+    data = DataLoader(client_models.examples(), batch_size=32)
+    trainer.fit(classifier, data, ckpt_path=resume_from)
+    return classifier
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["sparse", "dense"])
+def is_sparse(request) -> bool:
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory) -> Classifier:
-    return fit(tmp_path_factory.mktemp("finished"))
+def finished(is_sparse, tmp_path_factory) -> Classifier:
+    with client_models.stepped_norms() as norms:
+        classifier = fit(tmp_path_factory.mktemp("finished"), is_sparse=is_sparse)
+    classifier.clipped_norms = norms
+    return classifier
 
 
 def test_lightning_lowers_the_loss(finished):
-    assert sum(finished.losses[-32:]) < 0.5 * sum(finished.losses[:32])
+    assert sum(finished.losses[-16:]) < 0.7 * sum(finished.losses[:16])
+
+
+def test_lightning_clips_the_gradient(finished):
+    assert max(finished.clipped_norms) == pytest.approx(MAX_NORM, rel=1e-4)
 
 
 def test_lightning_schedules_the_learning_rate(finished):
     per_epoch = finished.learning_rates[:: len(finished.learning_rates) // EPOCHS]
-    assert per_epoch == pytest.approx([2e-2 * 0.8**epoch for epoch in range(EPOCHS)])
+    assert per_epoch == pytest.approx([LEARNING_RATE * 0.8**epoch for epoch in range(EPOCHS)])
 
 
-def test_lightning_compresses_the_sparse_table_alone(finished):
-    table, *rest = so.memory_report(finished.trainer.optimizers[0]).parameters
-    assert 0 < table.state_bytes < ROWS  # less than one byte a row
-    assert all(parameter.state_bytes == parameter.exact_bytes for parameter in rest)
+def test_lightning_compresses_the_table_alone(finished):
+    client_models.assert_table_alone_is_compressed(finished.trainer.optimizers[0])
 
 
-def test_lightning_resumes_bit_for_bit(finished, tmp_path):
+def test_lightning_resumes_bit_for_bit(finished, is_sparse, tmp_path):
     checkpoint = tmp_path / "half.ckpt"
-    fit(tmp_path, EPOCHS // 2).trainer.save_checkpoint(checkpoint)
+    half = fit(tmp_path, EPOCHS // 2, is_sparse=is_sparse)
+    half.trainer.save_checkpoint(checkpoint)
     # Other initial parameters, so that only what the checkpoint holds can bring the same result.
-    resumed = fit(tmp_path, resume_from=checkpoint, model_seed=1)
-    assert resumed.losses == finished.losses[len(finished.losses) // 2 :]
-    for name, value in finished.state_dict().items():
-        assert torch.equal(resumed.state_dict()[name], value), name
+    resumed = fit(tmp_path, is_sparse=is_sparse, resume_from=checkpoint, model_seed=1)
+    assert half.losses + resumed.losses == finished.losses
+    client_models.assert_same_bits(resumed, finished)

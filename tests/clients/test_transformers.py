@@ -1,72 +1,59 @@
-"""A tiny GPT-2 under transformers.Trainer: clipping, scheduling, saving and resuming, no glue."""
+"""Sparse and dense tables under transformers.Trainer: clipping, scheduling, saving, resuming."""
 
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from client_models import (
+    Classifier,
+    assert_same_bits,
+    assert_table_alone_is_compressed,
+    examples,
+    parameters_of,
+    stepped_norms,
+)
 
 import sketchoptim as so
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read once, when transformers is imported
 
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+from transformers import Trainer, TrainingArguments
 
-VOCABULARY = 251
-LENGTH = 16
-STEPS = 40
+STEPS, MAX_NORM, LEARNING_RATE = 48, 0.2, 0.1
 
 
-def sequences(count: int = 256) -> list[dict[str, Tensor]]:
-    """Sequences from a random first token, where each token determines the next."""
-    token = torch.randint(VOCABULARY, (count,), generator=torch.Generator().manual_seed(1))
-    tokens = [token]
-    for _ in range(LENGTH - 1):
-        tokens.append((3 * tokens[-1] + 1) % VOCABULARY)
-    return [{"input_ids": row, "labels": row} for row in torch.stack(tokens, dim=1)]
+def by_instance(model: Classifier) -> dict[str, Any]:
+    """The Trainer adds the schedule."""
+    return {"optimizers": (so.AdamW(parameters_of(model), lr=LEARNING_RATE), None)}
 
 
-def by_class(model: GPT2LMHeadModel) -> dict[str, object]:
-    """The Trainer builds the optimizer: every gradient of GPT-2 is dense, so all is kept exact."""
-    return {"optimizer_cls_and_kwargs": (so.AdamW, {"lr": 1e-2})}
-
-
-def by_torch_class(model: GPT2LMHeadModel) -> dict[str, object]:
-    """The same with torch's own AdamW, to compare with."""
-    return {"optimizer_cls_and_kwargs": (torch.optim.AdamW, {"lr": 1e-2})}
-
-
-def by_instance(model: GPT2LMHeadModel) -> dict[str, object]:
-    """The table's group names a memory: it is compressed although its gradient is dense."""
-    table = model.transformer.wte.weight
-    rest = [parameter for parameter in model.parameters() if parameter is not table]
-    optimizer = so.AdamW([{"params": [table], "memory": "lean"}, {"params": rest}], lr=1e-2)
-    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=STEPS)
-    return {"optimizers": (optimizer, schedule)}
+def by_class(model: Classifier) -> dict[str, Any]:
+    """The Trainer builds the optimizer. Without `params`, it makes two groups of its own."""
+    options: dict[str, Any] = {"lr": LEARNING_RATE}
+    if not model.table.sparse:
+        options["params"] = so.param_groups(model)
+    return {"optimizer_cls_and_kwargs": (so.AdamW, options)}
 
 
 def build_trainer(
-    optimizer_of: Callable[..., dict[str, object]], directory: Path, *, model_seed: int = 0
+    optimizer_of: Callable[[Classifier], dict[str, Any]],
+    directory: Path,
+    *,
+    is_sparse: bool,
+    model_seed: int = 0,
 ) -> Trainer:
+    so.enable_sparse_clipping()
     torch.manual_seed(model_seed)
-    config = GPT2Config(
-        vocab_size=VOCABULARY,
-        n_positions=LENGTH,
-        n_embd=32,
-        n_layer=1,
-        n_head=2,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
-    model = GPT2LMHeadModel(config)
+    model = Classifier(is_sparse=is_sparse)
     arguments = TrainingArguments(
         output_dir=str(directory),
         max_steps=STEPS,
-        per_device_train_batch_size=16,
+        per_device_train_batch_size=32,
         weight_decay=0.1,
-        max_grad_norm=0.5,
+        max_grad_norm=MAX_NORM,
         save_steps=STEPS // 2,
         logging_steps=1,
         report_to="none",
@@ -75,58 +62,72 @@ def build_trainer(
         dataloader_pin_memory=False,
         seed=0,
     )
-    data = sequences()
-    return Trainer(model, arguments, train_dataset=data, eval_dataset=data, **optimizer_of(model))
+    return Trainer(model, arguments, train_dataset=examples(), **optimizer_of(model))
 
 
-def assert_same_parameters(one: Trainer, other: Trainer) -> None:
-    for name, value in other.model.state_dict().items():
-        assert torch.equal(one.model.state_dict()[name], value), name
+def logged(trainer: Trainer, what: str) -> list[float]:
+    return [entry[what] for entry in trainer.state.log_history if what in entry]
 
 
-@pytest.fixture(scope="module", params=[by_class, by_instance], ids=lambda build: build.__name__)
+@pytest.fixture(scope="module", params=[True, False], ids=["sparse", "dense"])
+def is_sparse(request) -> bool:
+    return request.param
+
+
+@pytest.fixture(scope="module", params=[by_instance, by_class], ids=lambda build: build.__name__)
 def optimizer_of(request):
     return request.param
 
 
 @pytest.fixture(scope="module")
-def finished(optimizer_of, tmp_path_factory) -> Trainer:
-    trainer = build_trainer(optimizer_of, tmp_path_factory.mktemp("finished"))
-    trainer.loss_before = trainer.evaluate()["eval_loss"]
-    trainer.train()
+def finished(optimizer_of, is_sparse, tmp_path_factory) -> Trainer:
+    trainer = build_trainer(optimizer_of, tmp_path_factory.mktemp("run"), is_sparse=is_sparse)
+    with stepped_norms() as trainer.clipped_norms:
+        trainer.train()
     return trainer
 
 
 def test_trainer_lowers_the_loss(finished):
-    assert finished.evaluate()["eval_loss"] < 0.7 * finished.loss_before
+    losses = logged(finished, "loss")
+    assert sum(losses[-16:]) < 0.8 * sum(losses[:16])
 
 
 def test_trainer_clips_the_gradient(finished):
-    norms = [entry["grad_norm"] for entry in finished.state.log_history if "grad_norm" in entry]
+    norms = logged(finished, "grad_norm")
     assert len(norms) == STEPS
-    assert max(norms) > finished.args.max_grad_norm  # so that clipping did something
+    assert max(norms) > 1.1 * MAX_NORM  # so that clipping had something to do
+    assert max(finished.clipped_norms) == pytest.approx(MAX_NORM, rel=1e-4)
 
 
-def test_trainer_resumes_bit_for_bit(finished, optimizer_of, tmp_path):
+def test_trainer_schedules_the_learning_rate(finished):
+    expected = [LEARNING_RATE * (1 - step / STEPS) for step in range(STEPS)]
+    assert logged(finished, "learning_rate") == pytest.approx(expected)
+
+
+def test_trainer_compresses_the_table_alone(finished):
+    assert_table_alone_is_compressed(finished.optimizer.optimizer)
+
+
+def test_trainer_resumes_bit_for_bit(finished, optimizer_of, is_sparse, tmp_path):
     checkpoint = Path(finished.args.output_dir) / f"checkpoint-{STEPS // 2}"
     # Other initial parameters, so that only what the checkpoint holds can bring the same result.
-    resumed = build_trainer(optimizer_of, tmp_path, model_seed=1)
+    resumed = build_trainer(optimizer_of, tmp_path, is_sparse=is_sparse, model_seed=1)
     resumed.train(resume_from_checkpoint=str(checkpoint))
-    assert_same_parameters(resumed, finished)
+    assert_same_bits(resumed.model, finished.model)
 
 
 def test_trainer_with_exact_memory_equals_torch_adamw_bit_for_bit(tmp_path):
-    ours = build_trainer(by_class, tmp_path / "ours")
+    ours, theirs = (
+        build_trainer(
+            lambda _, kind=kind, options=options: {"optimizer_cls_and_kwargs": (kind, options)},
+            tmp_path / kind.__module__,
+            is_sparse=False,
+        )
+        for kind, options in [
+            (so.AdamW, {"lr": LEARNING_RATE, "memory": "exact"}),
+            (torch.optim.AdamW, {"lr": LEARNING_RATE}),
+        ]
+    )
     ours.train()
-    torchs = build_trainer(by_torch_class, tmp_path / "torch")
-    torchs.train()
-    assert_same_parameters(ours, torchs)
-
-
-def test_trainer_compresses_the_table_whose_group_names_a_memory(tmp_path):
-    trainer = build_trainer(by_instance, tmp_path)
-    trainer.train()
-    table, *rest = so.memory_report(trainer.optimizer.optimizer).parameters
-    assert table.shape == (VOCABULARY, 32)
-    assert 0 < table.state_bytes < VOCABULARY  # less than one byte a row
-    assert all(parameter.state_bytes == parameter.exact_bytes for parameter in rest)
+    theirs.train()
+    assert_same_bits(ours.model, theirs.model)
