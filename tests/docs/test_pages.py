@@ -11,7 +11,11 @@ import pytest
 import torch
 
 DOCS = Path(__file__).parents[2] / "docs"
-PACKAGES = {"howto/lightning.md": "lightning", "howto/trainer.md": "transformers"}
+PACKAGES = {
+    "howto/accelerate.md": "accelerate",
+    "howto/lightning.md": "lightning",
+    "howto/trainer.md": "transformers",
+}
 # a block of code and, where one follows at once, the text that it prints
 BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
 
