@@ -21,7 +21,7 @@ def optimizers(table: nn.Parameter) -> dict[str, torch.optim.Optimizer]:
     """The optimizers to compare, each with its own state."""
     ours = {
         memory: so.Adam([{"params": [table], "memory": memory}])
-        for memory in ("lean", "row-wise", "paper-v-only")
+        for memory in ("lean", "row-wise", "paper-v-only", "8-bit")
     }
     return {
         "torch Adam": torch.optim.Adam([table]),

@@ -7,10 +7,10 @@ _PACKAGES = ("sketchoptim", "torch")
 
 
 def warn(message: str) -> None:
-    """Warns of the line that called, through whatever lies between, what came to warn.
+    """Warns with the line of the user's program that led here.
 
-    That is our own calls, and torch's: a hook, a scheduler, a profiler or a compiled step puts
-    more of them around `step` than there are without it.
+    Frames of sketchoptim and torch are skipped: hooks, schedulers, profilers and compiled steps put
+    a varying number of them around `step`.
     """
     # What skip_file_prefixes does from Python 3.12 on.
     frame, level = sys._getframe(), 1
