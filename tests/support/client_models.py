@@ -47,8 +47,10 @@ def stepped_norms() -> Iterator[list[float]]:
         norms.append(so.clip_grad_norm_(parameters, float("inf")).item())
 
     handle = register_optimizer_step_post_hook(record)
-    yield norms
-    handle.remove()
+    try:
+        yield norms
+    finally:
+        handle.remove()
 
 
 def assert_same_bits(one: nn.Module, other: nn.Module) -> None:
