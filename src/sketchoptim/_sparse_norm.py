@@ -69,20 +69,25 @@ def _vector_norm(
             "the norm of a sparse tensor is taken over all dimensions, without dim and keepdim; "
             f"got dim={dim}, keepdim={keepdim}. Use to_dense() first"
         )
-    if not ord >= 0:  # NaN too
+    tensor = tensor.to(dtype or tensor.dtype)
+    return sparse_norm(tensor, ord).to(tensor.dtype)
+
+
+def sparse_norm(tensor: Tensor, norm_type: float) -> Tensor:
+    """The norm of all elements of a sparse COO tensor, its zeros included, float32 at least."""
+    if not norm_type >= 0:  # NaN too
         raise ValueError(
-            f"the norm type of a sparse tensor must be >= 0, got {ord}: negative ones divide by "
-            "the zeros that are not stored"
+            f"the norm type of a sparse tensor must be >= 0, got {norm_type}: negative ones divide "
+            "by the zeros that are not stored"
         )
     if not tensor.is_floating_point():
         raise TypeError(f"the norm of a sparse tensor needs real numbers, got {tensor.dtype}")
-    tensor = tensor.to(dtype or tensor.dtype)
-    norms = [torch.linalg.vector_norm(part, ord) for part in _unique_parts(tensor)]
+    norms = [torch.linalg.vector_norm(part, norm_type) for part in _unique_parts(tensor)]
     if not norms:
-        return torch.zeros((), dtype=tensor.dtype, device=tensor.device)
+        return torch.zeros((), dtype=arithmetic_dtype(tensor.dtype), device=tensor.device)
     # A norm of type 0 counts elements, and counts are added.
-    norm: Tensor = torch.linalg.vector_norm(torch.stack(norms), ord or 1)
-    return norm.to(tensor.dtype)
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type or 1)
+    return norm
 
 
 def _unique_parts(tensor: Tensor) -> Iterator[Tensor]:

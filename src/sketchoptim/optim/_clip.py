@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from .._rows import of_gradient
+from .._sparse_norm import sparse_norm
 from .._torch_private import entries
 from .._validation import check_number
 from ._checks import check_gradient
@@ -40,8 +40,7 @@ def clip_grad_norm_(
                 measured.append(gradient)
             continue
         check_gradient(parameter, gradient)
-        if entries(gradient)[1].numel():
-            measured.append(_chunk_norms(gradient, norm_type))
+        measured.append(sparse_norm(gradient, norm_type))
     total = torch.nn.utils.get_total_norm(measured, norm_type, error_if_nonfinite)
     # As torch: never scales up, and its 1e-6 keeps a zero norm from dividing by zero.
     factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)
@@ -50,12 +49,6 @@ def clip_grad_norm_(
     for gradient in gradients:
         _scale_(gradient, factor.to(gradient.device))
     return total
-
-
-def _chunk_norms(gradient: Tensor, norm_type: float) -> Tensor:
-    """The norms of a sparse gradient's chunks of rows, whose own norm is that of all the rows."""
-    chunks = of_gradient(gradient).chunks()
-    return torch.stack([torch.linalg.vector_norm(chunk.gradient, norm_type) for chunk in chunks])
 
 
 def _scale_(gradient: Tensor, factor: Tensor) -> None:
