@@ -88,8 +88,8 @@ def mix(ids: Tensor) -> Tensor:
     """The ids after the fixed bijection of 64-bit words, int64 of the same shape."""
     mixed = ids
     for shift, multiplier in _ROUNDS:
-        mixed = (mixed ^ _shifted_right(mixed, shift)) * _signed(multiplier)
-    return mixed ^ _shifted_right(mixed, _LAST_SHIFT)
+        mixed = _shifted_right(mixed, shift).bitwise_xor_(mixed).mul_(_signed(multiplier))
+    return _shifted_right(mixed, _LAST_SHIFT).bitwise_xor_(mixed)
 
 
 def buckets(words: Tensor, ids: Tensor, width: int) -> Tensor:
@@ -106,7 +106,7 @@ def signs(words: Tensor, ids: Tensor) -> Tensor:
 
 def _shifted_right(words: Tensor, shift: int) -> Tensor:
     """A logical shift: torch's shift of int64 repeats the sign bit."""
-    return (words >> shift).bitwise_and(2 ** (64 - shift) - 1)
+    return (words >> shift).bitwise_and_(2 ** (64 - shift) - 1)
 
 
 def _signed(word: int) -> int:

@@ -117,13 +117,13 @@ class CountMinSketch(Sketch):
     def combine(self, readings: Tensor) -> Tensor:
         return readings.amin(0)
 
-    def raise_(self, ids: Tensor, targets: Tensor, key: int | None) -> None:
+    def raise_(self, at: Location, ids: Tensor, targets: Tensor, key: int | None) -> None:
         """Raises every bucket of ``ids[k]`` to the largest of the ``targets[k, dim]`` in it.
 
         Targets are rounded before the maximum is taken, so the order of ids does not matter.
         """
         stored = self._rounded((targets * (1.0 / self.scale.item())).float(), ids, key)
-        for row, buckets in enumerate(self.locate(ids).buckets):
+        for row, buckets in enumerate(at.buckets):
             index = buckets.unsqueeze(-1).expand_as(stored)
             self.counters[row].scatter_reduce_(0, index, stored, "amax")
 
@@ -131,7 +131,7 @@ class CountMinSketch(Sketch):
         if not self.conservative:
             return super()._add_(ids, values)
         ids, values = _rows.unique_sums(ids, values.float())
-        self.raise_(ids, self._estimates(ids) + values, self.next_key())
+        self.raise_(self.locate(ids), ids, self._estimates(ids) + values, self.next_key())
 
     def _folded(self, pairs: Tensor) -> Tensor:
         # The larger neighbour is at least the truth, tighter than the sum, and has the start once.

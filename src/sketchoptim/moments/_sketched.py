@@ -190,30 +190,33 @@ class ConservativeMoment(SketchedMoment):
         self.sketch.scale_(average.decay)
         # Raising waits until all rows have read: in a list of targets, or, when there are more of
         # them than counters, in a copy of the counters, so that nothing of size n is kept.
-        self._targets: list[tuple[Tensor, Tensor]] = []
+        self._targets: list[tuple[Location, Tensor, Tensor]] = []
         self._raised: CountMinSketch | None = None
         if touched * self.sketch.dim > self.sketch.counters.numel():
             parts = {**_sketch_parts(self.tensors), "counters": self.sketch.counters.clone()}
             self._raised = CountMinSketch.over(conservative=True, **parts)
 
     def update_(self, ids: Tensor, values: Tensor) -> Tensor:
-        targets = self.sketch.estimate(ids) + self.reduced(values) * self.average.weight
+        at = self.sketch.locate(ids)
+        readings = self.sketch.read(at)
+        targets = self.sketch.combine(readings) + self.reduced(values) * self.average.weight
         if self._raised is None:
-            self._targets.append((ids, targets))
+            self._targets.append((at, ids, targets))
         else:
-            self._raised.raise_(ids, targets, self._key)
+            self._raised.raise_(at, ids, targets, self._key)
         return targets
 
     def load_(self, rows: Rows, *, start: float) -> None:
         key = self.sketch.next_key()
         for chunk in rows.chunks():  # fresh counters read `start`, so the truth is the target
-            self.sketch.raise_(chunk.ids, self.reduced(chunk.gradient), key)
+            at = self.sketch.locate(chunk.ids)
+            self.sketch.raise_(at, chunk.ids, self.reduced(chunk.gradient), key)
 
     def end_(self) -> None:
         if self._raised is not None:
             self.sketch.counters.copy_(self._raised.counters)
-        for ids, targets in self._targets:
-            self.sketch.raise_(ids, targets, self._key)
+        for at, ids, targets in self._targets:
+            self.sketch.raise_(at, ids, targets, self._key)
         del self._targets, self._raised  # as large as the counters, and of no use between steps
 
 
