@@ -43,6 +43,13 @@ def test_names_of_parameters_are_kept():
     assert named.param_groups[0]["param_names"] == expected
 
 
+def test_a_checkpoint_without_names_leaves_those_that_there_are():
+    model = tiny_runs.TinyModel()
+    named, nameless = so.Adam(model.named_parameters()), so.Adam(model.parameters())
+    named.load_state_dict(nameless.state_dict())
+    assert named.param_groups[0]["param_names"] == [name for name, _ in model.named_parameters()]
+
+
 def test_the_count_of_skipped_steps_is_saved():
     plan = Plan(so.Adam, "lean", {"nonfinite": "skip"})
     run = Run.start(plan).train(batches(2))
@@ -90,6 +97,15 @@ def test_training_on_leaves_the_loaded_dict_as_it_was(plan):
     run.train(batches(3))
     assert pickle.dumps(reloaded(saved)[0]["param_groups"]) == untouched
     assert all(differences(tables[key], saved["state"][key]) == [] for key in tables)
+
+
+def test_loaded_options_are_not_those_of_the_dict():
+    parameter = torch.nn.Parameter(torch.ones(3, 2))
+    saved = so.Adam([parameter], betas=[0.8, 0.9]).state_dict()
+    optimizer = so.Adam([parameter])
+    optimizer.load_state_dict(saved)
+    saved["param_groups"][0]["betas"][0] = 0.5
+    assert optimizer.param_groups[0]["betas"] == [0.8, 0.9]
 
 
 def test_one_dict_can_be_loaded_again_and_again():
