@@ -35,6 +35,14 @@ def test_the_navigation_names_every_page_once():
     assert sorted(pages) == sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
 
 
+def test_the_search_of_pages_opened_from_disk_fetches_nothing():
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))
+    assert "offline" in site["plugins"]
+    (script,) = site["extra"]["polyfills"]
+    assert (DOCS / script).is_file()
+    assert "iframe-worker" in script  # the plugin adds one from the network to any other name
+
+
 def test_every_public_name_is_on_the_pages_of_the_api_once():
     counts = Counter(path.rpartition(".")[2] for path in RENDERED)
     assert {name: counts[name] for name in PUBLIC} == dict.fromkeys(PUBLIC, 1)
