@@ -3,6 +3,7 @@
 import gc
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -58,3 +59,17 @@ def without_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     _native.library.cache_clear()
     yield
     _native.library.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A device mesh of this one process."""
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_gloo_available()):
+        pytest.skip("this torch has no gloo")
+    from torch.distributed.device_mesh import init_device_mesh
+
+    meeting = tmp_path_factory.mktemp("mesh") / "meet"
+    distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    distributed.destroy_process_group()

@@ -100,6 +100,26 @@ def test_a_compiled_model_has_the_names_of_the_bare_one():
     assert list(so.find_tables(model)) == ["tokens.weight", "lm_head.weight"]
 
 
+def test_a_model_under_ddp_has_the_names_of_the_bare_one(mesh):
+    model = nn.parallel.DistributedDataParallel(WithHead())
+    assert list(so.find_tables(model)) == ["tokens.weight", "lm_head.weight"]
+
+
+def test_a_sharded_model_has_its_tables_with_all_their_rows(mesh):
+    from torch.distributed.fsdp import fully_shard
+
+    model = fully_shard(WithHead(), mesh=mesh)
+    assert list(so.find_tables(model)) == ["tokens.weight", "lm_head.weight"]
+    assert f"lm_head.weight  {ROWS:,} x 8" in repr(so.param_groups(model))
+
+
+def test_factors_of_low_rank_that_an_adapter_adds_to_a_head_are_no_tables():
+    model = WithHead()
+    model.lm_head.weight.requires_grad_(False)
+    model.lm_head.lora_B = nn.ModuleDict({"default": nn.Linear(2, ROWS, bias=False)})
+    assert list(so.find_tables(model)) == ["tokens.weight"]
+
+
 def test_every_trained_parameter_is_in_one_group():
     model = WithHead()
     groups = so.param_groups(model, no_decay=["bias"])

@@ -70,8 +70,10 @@ def _table_parameters(model: nn.Module) -> Iterator[Tensor]:
             yield from own()
         head: Any = getattr(module, "get_output_embeddings", None)
         if callable(head) and isinstance(layer := head(), nn.Module):
-            # Wrapped by an adapter, its weight is one level further down.
-            yield from (p for p in layer.parameters() if p.dim() > 1)
+            # Further down where PEFT wraps the layer; the factors that it adds are no tables.
+            for name, parameter in layer.named_parameters():
+                if name.endswith("weight") and "lora_" not in name:
+                    yield parameter
 
 
 def param_groups(

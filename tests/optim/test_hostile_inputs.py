@@ -4,7 +4,7 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -206,20 +206,6 @@ def test_an_expanded_gradient_is_only_read_and_does_no_harm():
         parameters[0].grad = torch.ones(1, 4).expand(3, 4)
         optimizer.step()
     check_same_bits(*pair)
-
-
-@pytest.fixture(scope="module")
-def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A device mesh of this one process."""
-    distributed = torch.distributed
-    if not (distributed.is_available() and distributed.is_gloo_available()):
-        pytest.skip("this torch has no gloo")
-    from torch.distributed.device_mesh import init_device_mesh
-
-    meeting = tmp_path_factory.mktemp("mesh") / "meet"
-    distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
-    distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize("memory", [None, "exact", "lean", "row-wise", "paper-mv"])

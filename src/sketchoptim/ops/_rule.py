@@ -38,6 +38,7 @@ class Rule(NamedTuple):
     Args:
         update: ``update(rows, gradient, first, second)`` gives the new rows. All are ``[k, dim]``;
             a moment is ``[k, 1]`` where one number stands for a row, and None where there is none.
+            It must not write into them: they may be the parameter and its gradient themselves.
         first: How the first moment, a mean of gradients, moves; None where it is dropped.
         second: How the second moment, a mean or sum of squared gradients, moves.
         maximize: Whether to climb: the gradient changes its sign before anything else.

@@ -162,8 +162,6 @@ class CpuKernels:
 
         Returns ids and values as the call reads them, and how many rows have several entries.
         """
-        if values.is_neg():  # lazily, by a flag that is not in memory
-            values = values.resolve_neg()
         if not values.is_contiguous():  # expanded, as in a gradient that was set by hand
             values = values.contiguous()
         ids = ids if ids.is_contiguous() else ids.contiguous()
