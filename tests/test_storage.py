@@ -367,7 +367,10 @@ def test_a_table_stays_within_its_ratio_and_close_to_it(storage, rows, dim):
     assume(storage.ratio is not None)
     depth, width, columns = storage.counters_shape(rows, dim)
     exact = rows * (dim if storage.granularity == "element" else 1)
-    smallest, step = depth * storage.width_multiple * columns, depth * storage.width_multiple * columns
+    smallest, step = (
+        depth * storage.width_multiple * columns,
+        depth * storage.width_multiple * columns,
+    )
     assert depth * width * columns <= max(storage.ratio * exact * (1 + 1e-12), smallest)
     assert depth * width * columns > storage.ratio * exact * (1 - 1e-12) - step
 

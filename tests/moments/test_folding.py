@@ -223,5 +223,7 @@ def test_a_checkpoint_of_a_width_that_folding_does_not_give_is_refused():
     trained(optimizer, parameter, sparse_stream((300, 3), 1))
     saved = optimizer.state_dict()
     saved["state"][0]["second_counters"] = torch.zeros(3, 48, 1)
-    with pytest.raises(ValueError, match=r"its second_counters has shape \[3, 48, 1\], not \[3, 64, 1\]"):
+    with pytest.raises(
+        ValueError, match=r"its second_counters has shape \[3, 48, 1\], not \[3, 64, 1\]"
+    ):
         optimizer.load_state_dict(saved)
