@@ -10,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
-from sketchoptim._parsing import checked_table, parsed
+from sketchoptim._parsing import check_table, parse_table
 from sketchoptim.storage import Memory
 
 from ..classifier import ClassifierSettings
@@ -155,7 +155,7 @@ def parse_recipe(name: str, text: str) -> Recipe:
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"recipe {name} is not TOML: {error}") from None
     data, methods = (
-        checked_table(table.pop(key, {}), where=f"{name}: {key}") for key in ("data", "methods")
+        check_table(table.pop(key, {}), where=f"{name}: {key}") for key in ("data", "methods")
     )
     sizes = {
         size: _setting(table.pop(size), data, where=f"{name}: {size}")
@@ -170,38 +170,39 @@ def parse_recipe(name: str, text: str) -> Recipe:
         key: _contestant(key, value, where=f"{name}: methods.{key}")
         for key, value in methods.items()
     }
-    return parsed(Recipe, table, where=name, name=name, sizes=sizes, contestants=contestants)
+    return parse_table(Recipe, table, where=name, name=name, sizes=sizes, contestants=contestants)
 
 
 def _setting(table: object, common: Mapping[str, Any], *, where: str) -> Setting:
-    rest = dict(checked_table(table, where=where))
-    own = checked_table(rest.pop("data", {}), where=f"{where}.data")
-    data = parsed(DataSettings, {**common, **own}, where=f"{where}.data")
+    rest = dict(check_table(table, where=where))
+    own = check_table(rest.pop("data", {}), where=f"{where}.data")
+    data = parse_table(DataSettings, {**common, **own}, where=f"{where}.data")
     kinds: dict[str, type] = {
         "model": _MODELS.get(data.kind, ModelSettings),
         "train": TrainSettings,
         "sweep": SweepSettings,
     }
     parts: dict[str, Any] = {
-        key: parsed(kind, rest.pop(key, {}), where=f"{where}.{key}") for key, kind in kinds.items()
+        key: parse_table(kind, rest.pop(key, {}), where=f"{where}.{key}")
+        for key, kind in kinds.items()
     }
-    return parsed(Setting, rest, where=where, data=data, **parts)
+    return parse_table(Setting, rest, where=where, data=data, **parts)
 
 
 def _contestant(name: str, table: object, *, where: str) -> Contestant:
-    rest = dict(checked_table(table, where=where))
-    paper = checked_table(rest.pop("paper", {}), where=f"{where}.paper")
+    rest = dict(check_table(table, where=where))
+    paper = check_table(rest.pop("paper", {}), where=f"{where}.paper")
     for key, value in paper.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ValueError(f"{where}.paper.{key} must be a number, got {value!r}")
     sweeps = {
-        size: parsed(SweepSettings, rest.pop(size), where=f"{where}.{size}")
+        size: parse_table(SweepSettings, rest.pop(size), where=f"{where}.{size}")
         for size in ("full", "small")
         if size in rest
     }
-    options = checked_table(rest.pop("options", {}), where=f"{where}.options")
+    options = check_table(rest.pop("options", {}), where=f"{where}.options")
     memory = _memory(rest.pop("memory", "lean"), where=f"{where}.memory")
-    method = parsed(Method, rest, where=where, name=name, memory=memory, options=options)
+    method = parse_table(Method, rest, where=where, name=name, memory=memory, options=options)
     return Contestant(method=method, paper=paper, sweeps=sweeps)
 
 

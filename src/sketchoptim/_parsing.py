@@ -8,19 +8,19 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 T = TypeVar("T")
 
 
-def parsed(kind: type[T], table: object, *, where: str, **given: Any) -> T:
+def parse_table(kind: type[T], table: object, *, where: str, **given: Any) -> T:
     """The dataclass `kind` made from a table; `given` are fields that do not come from it.
 
     Example:
         >>> @dataclasses.dataclass
         ... class Sizes:
         ...     dim: int
-        >>> parsed(Sizes, {"dims": 3}, where="small.model")
+        >>> parse_table(Sizes, {"dims": 3}, where="small.model")
         Traceback (most recent call last):
         ...
         ValueError: small.model.dims is not known; allowed are dim
     """
-    table = checked_table(table, where=where)
+    table = check_table(table, where=where)
     hints = get_type_hints(kind)
     assert dataclasses.is_dataclass(kind)
     fields = {field.name: field for field in dataclasses.fields(kind)}
@@ -42,7 +42,7 @@ def parsed(kind: type[T], table: object, *, where: str, **given: Any) -> T:
         raise ValueError(f"{where}: {error}") from None
 
 
-def checked_table(value: object, *, where: str) -> Mapping[str, Any]:
+def check_table(value: object, *, where: str) -> Mapping[str, Any]:
     """The value, if it is a table."""
     if not isinstance(value, Mapping):
         raise ValueError(f"{where} must be a table, got {value!r}")
@@ -63,7 +63,7 @@ def _value(hint: Any, value: object, where: str) -> object:
             raise ValueError(f"{where} must be a list, got {value!r}")
         return tuple(_value(get_args(hint)[0], item, where) for item in value)
     if get_origin(hint) is dict:
-        table = checked_table(value, where=where)
+        table = check_table(value, where=where)
         of_values = get_args(hint)[1]
         return {key: _value(of_values, item, f"{where}.{key}") for key, item in table.items()}
     is_number = isinstance(value, int | float) and not isinstance(value, bool)

@@ -19,6 +19,7 @@ from ._sketch_base import (
     Location,
     Sketch,
 )
+from ._validation import check_flag
 
 __all__ = [
     "COUNTER_DTYPES",
@@ -90,8 +91,7 @@ class CountMinSketch(Sketch):
     def __init__(
         self, depth: int, width: int, dim: int, *, conservative: bool = False, **options: Any
     ) -> None:
-        if not isinstance(conservative, bool):
-            raise TypeError(f"conservative must be True or False, got {conservative!r}")
+        check_flag("conservative", conservative)
         super().__init__(depth, width, dim, **options)
         self.conservative = conservative
 
@@ -122,7 +122,7 @@ class CountMinSketch(Sketch):
 
         Targets are rounded before the maximum is taken, so the order of ids does not matter.
         """
-        stored = self._rounded((targets * (1.0 / self.scale.item())).float(), ids, key)
+        stored = self._round((targets * (1.0 / self.scale.item())).float(), ids, key)
         for row, buckets in enumerate(at.buckets):
             index = buckets.unsqueeze(-1).expand_as(stored)
             self.counters[row].scatter_reduce_(0, index, stored, "amax")
@@ -133,9 +133,9 @@ class CountMinSketch(Sketch):
         ids, values = _rows.unique_sums(ids, values.float())
         self.raise_(self.locate(ids), ids, self._estimates(ids) + values, self.next_key())
 
-    def _folded(self, pairs: Tensor) -> Tensor:
+    def _fold_pairs(self, pairs: Tensor) -> Tensor:
         # The larger neighbour is at least the truth, tighter than the sum, and has the start once.
-        return pairs.amax(2) if self.conservative else super()._folded(pairs)
+        return pairs.amax(2) if self.conservative else super()._fold_pairs(pairs)
 
 
 def median(readings: Tensor) -> Tensor:

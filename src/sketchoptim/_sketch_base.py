@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from . import _hashing, _rounding, _rows
+from ._validation import check_int, check_positive_int
 
 COUNTER_DTYPES = (torch.float32, torch.bfloat16)
 # The lazily applied scale stays within these bounds, so float32 counters neither under- nor
@@ -56,16 +57,11 @@ class Sketch:
         device: torch.device | str | None = None,
     ) -> None:
         for name, value in (("depth", depth), ("width", width), ("dim", dim)):
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise TypeError(f"{name} must be an int, got {value!r}")
-            if value < 1:
-                raise ValueError(f"{name} must be >= 1, got {value}; see for_error() for a size")
-        if width > _hashing.MAX_WIDTH:
-            raise ValueError(f"width must be <= 2**31, got {width}; use a larger depth instead")
+            check_positive_int(name, value, remedy="see for_error() for a size")
+        check_int("width", width, most=_hashing.MAX_WIDTH, remedy="use more depth instead")
         if dtype not in COUNTER_DTYPES:
             raise ValueError(f"dtype must be torch.float32 or torch.bfloat16, got {dtype}")
-        if not isinstance(seed, int):
-            raise TypeError(f"seed must be an int, got {seed!r}")
+        check_int("seed", seed)
         counters = torch.zeros(depth, width, dim, dtype=dtype, device=device)
         is_rounded = dtype != torch.float32
         self._bind(
@@ -190,7 +186,7 @@ class Sketch:
                 f"width must be even to fold, got {self.width}; build it with an even width"
             )
         pairs = self.counters.float().unflatten(1, (-1, 2))
-        self.counters = self._as_counters(self._folded(pairs))
+        self.counters = self._as_counters(self._fold_pairs(pairs))
         return self
 
     def merge_(self, other: Self) -> Self:
@@ -270,7 +266,7 @@ class Sketch:
         No two of the ids may share a bucket.
         """
         signed = readings if at.signs is None else readings * at.signs.unsqueeze(-1)
-        stored = self._rounded((signed * (1.0 / self.scale.item())).float(), ids, key)
+        stored = self._round((signed * (1.0 / self.scale.item())).float(), ids, key)
         self._flat_counters().index_copy_(0, self._flat(at.buckets), stored.flatten(0, 1))
 
     def _add_(self, ids: Tensor, values: Tensor) -> None:
@@ -313,10 +309,10 @@ class Sketch:
         rows = torch.arange(self.depth, device=buckets.device).unsqueeze(-1)
         return (buckets + rows * self.width).flatten()
 
-    def _folded(self, pairs: Tensor) -> Tensor:
+    def _fold_pairs(self, pairs: Tensor) -> Tensor:
         return pairs.sum(2) - self._stored_start
 
-    def _rounded(self, stored: Tensor, ids: Tensor, key: int | None) -> Tensor:
+    def _round(self, stored: Tensor, ids: Tensor, key: int | None) -> Tensor:
         """``stored[..., k, dim]`` in the dtype of the counters.
 
         All hash rows of an id are rounded by the same bits. Independently rounded, the readings
@@ -332,7 +328,7 @@ class Sketch:
         if key is None:
             return stored
         buckets = torch.arange(stored.shape[0] * stored.shape[1], device=stored.device)
-        return self._rounded(stored.flatten(0, 1), buckets, key).view(stored.shape)
+        return self._round(stored.flatten(0, 1), buckets, key).view(stored.shape)
 
     def _checked_ids(self, ids: Tensor) -> Tensor:
         _check_tensor("ids", ids)

@@ -154,11 +154,11 @@ def test_a_row_has_the_same_sum_alone_as_among_others(dim):
 )
 def test_an_average_moves_towards_the_value_and_not_beyond(decay, numbers):
     old, value = (torch.tensor(number) for number in numbers)
-    new = Average(decay, 1 - decay).moved(old, value)
+    new = Average(decay, 1 - decay).after(old, value)
     low, high = min(old, value), max(old, value)
     assert low - 1e-5 * high <= new <= high * (1 + 1e-5)
 
 
 def test_a_sum_that_has_overflowed_stays_so():
     infinite = torch.tensor(float("inf"))
-    assert Average(1.0, 1.0).moved(infinite, torch.tensor(2.0)) == infinite
+    assert Average(1.0, 1.0).after(infinite, torch.tensor(2.0)) == infinite

@@ -51,7 +51,7 @@ def trained(name, options, *, exponent=1.0, seed=0):
             exact *= average.decay
             exact[ids] += average.weight * values
         else:
-            exact[ids] = average.moved(exact[ids], values)
+            exact[ids] = average.after(exact[ids], values)
     return sketched, exact.mean(1, keepdim=True) if storage.granularity == "row" else exact
 
 

@@ -12,7 +12,7 @@ from .._rows import row_chunks
 from .._sketch import Sketch
 from .._torch_private import entries
 from ..moments import Moment, load_limit
-from ..moments._sketch_error import SketchError, estimate_error, occupied
+from ..moments._sketch_error import SketchError, estimate_error, occupied_share
 from ..optim._binding import live_moments
 from ..optim._names import named_parameters
 from ..optim.base import Group, Optimizer
@@ -165,7 +165,7 @@ def _with_sketch(found: Finding, sketch: Sketch, parameter: Tensor) -> Finding:
     touched = _touched_rows(parameter)
     return replace(
         found,
-        occupied=occupied(sketch),
+        occupied=occupied_share(sketch),
         load=None if touched is None else touched / sketch.width,
         error=estimate_error(sketch, _row_count(parameter)),
     )

@@ -12,7 +12,7 @@ import torch
 from .. import moments
 from .._validation import check_count, check_flag, check_keys, check_tensor
 from ..moments import Moment, Name, Table
-from ..moments._sketch_error import SketchError, estimate_error, occupied
+from ..moments._sketch_error import SketchError, estimate_error, occupied_share
 from ..optim._state import parts_of
 from ..storage import PRESETS, Memory
 from ._text_table import text_table
@@ -198,7 +198,7 @@ def _moments_of(
         if moment.sketch is not None and rows:
             details = {
                 "rows_per_bucket": rows / moment.sketch.width,
-                "filled": occupied(moment.sketch),
+                "filled": occupied_share(moment.sketch),
                 "error": estimate_error(moment.sketch, rows),
             }
         yield FoundMoment(

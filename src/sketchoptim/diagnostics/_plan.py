@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from .._parsing import checked_table, parsed
+from .._parsing import check_table, parse_table
 from ..storage import Memory
 from ._memory_report import MemoryReport, ParameterMemory
 from ._prediction import PredictedError
@@ -46,13 +46,13 @@ class PlannedParameter(ParameterMemory):
     @classmethod
     def from_dict(cls, plain: object, *, where: str = "parameter") -> "PlannedParameter":
         """The parameter that `to_dict` described; `where` is its place, for errors."""
-        table = dict(checked_table(plain, where=where))
+        table = dict(check_table(plain, where=where))
         built: dict[str, Any] = {}
         for key in ("memory", "error"):
             if key not in table:
                 raise ValueError(f"{where}.{key} is missing")
             built[key] = _built(key, table.pop(key), f"{where}.{key}")
-        return parsed(cls, table, where=where, **built)
+        return parse_table(cls, table, where=where, **built)
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Plan(MemoryReport):
 
     @classmethod
     def _from_plain(cls, plain: object) -> "Plan":
-        table = dict(checked_table(plain, where="plan"))
+        table = dict(check_table(plain, where="plan"))
         if "parameters" not in table:
             raise ValueError("plan.parameters is missing")
         entries = table.pop("parameters")
@@ -139,7 +139,7 @@ class Plan(MemoryReport):
             PlannedParameter.from_dict(entry, where=f"plan.parameters[{number}]")
             for number, entry in enumerate(entries)
         )
-        return parsed(cls, table, where="plan", parameters=parameters)
+        return parse_table(cls, table, where="plan", parameters=parameters)
 
     def __str__(self) -> str:
         header = ("parameter", "shape", "kept", "why", "bytes", "of exact", "Zipf", "error", "row")
@@ -164,7 +164,7 @@ def _built(key: str, value: object, where: str) -> Memory | PredictedError | Non
     if value is None:
         return None
     if key == "error":
-        return parsed(PredictedError, value, where=where)
+        return parse_table(PredictedError, value, where=where)
     try:
         return Memory.from_dict(value)  # type: ignore[arg-type]  # which it checks
     except (TypeError, ValueError) as error:

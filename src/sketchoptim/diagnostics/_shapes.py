@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .._parsing import parsed
+from .._parsing import parse_table
 from ..optim._names import named_parameters
 from ._frequencies import RowFrequencies
 
@@ -178,7 +178,7 @@ def _of_file(path: Path) -> Iterator[ParameterShape]:
         if not isinstance(tables, list):
             raise ValueError(f"{path.name}: {kind} must be a list, got {tables!r}")
         for number, table in enumerate(tables):
-            entry = parsed(_Entry, table, where=f"{path.name}: {kind}[{number}]")
+            entry = parse_table(_Entry, table, where=f"{path.name}: {kind}[{number}]")
             yield _of_entry(entry, path.parent, is_table=kind == "tables")
 
 

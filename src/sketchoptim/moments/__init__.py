@@ -46,7 +46,6 @@ __all__ = [
     "empty",
     "load_limit",
     "open_moment",
-    "restored",
     "state_damage",
     "state_mismatch",
 ]
@@ -117,7 +116,7 @@ def state_damage(storage: Storage, name: Name, table: Table, tensors: dict[str, 
     return None
 
 
-def restored(storage: Storage, name: Name, table: Table, saved: Parts) -> Parts:
+def copy_saved(storage: Storage, name: Name, table: Table, saved: Parts) -> Parts:
     """Copies of saved tensors that match, each in the dtype and on the device where it belongs."""
     parts = _matching_parts(storage, name, table, saved)
     assert parts is not None  # state_mismatch() has looked

@@ -25,7 +25,7 @@ class ExactMoment(Moment, storage=Exact):
     def update_(self, ids: Tensor, values: Tensor) -> Tensor:
         stored = self.exact_values()
         old = stored.index_select(0, ids).view_as(values).to(values.dtype)
-        new = self.average.moved(old, values)
+        new = self.average.after(old, values)
         stored.index_copy_(0, ids, new.to(stored.dtype).view(-1, *stored.shape[1:]))
         return new
 

@@ -35,7 +35,7 @@ class Average(NamedTuple):
             return value * self.weight
         return old * (self.decay - 1) + value * self.weight
 
-    def moved(self, old: Tensor, value: Tensor) -> Tensor:
+    def after(self, old: Tensor, value: Tensor) -> Tensor:
         """The moment after the value."""
         return old + self.delta(old, value)
 

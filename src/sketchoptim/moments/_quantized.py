@@ -128,7 +128,7 @@ class QuantizedMoment(Moment, storage=Quantized):
 
     def update_(self, ids: Tensor, values: Tensor) -> Tensor:
         if self.is_small:
-            new = self.average.moved(self.stored.index_select(0, ids).to(values.dtype), values)
+            new = self.average.after(self.stored.index_select(0, ids).to(values.dtype), values)
             self.stored.index_copy_(0, ids, new.to(self.stored.dtype))
             return new
         return torch.cat([self._update_some_(*part) for part in self._parts(ids, values)])
@@ -142,8 +142,8 @@ class QuantizedMoment(Moment, storage=Quantized):
 
     def _update_some_(self, ids: Tensor, values: Tensor) -> Tensor:
         neighbours, touched = self._neighbours(ids)
-        decoded = self._decoded(neighbours).to(values.dtype)
-        new = self.average.moved(decoded[touched], values)
+        decoded = self._decode(neighbours).to(values.dtype)
+        new = self.average.after(decoded[touched], values)
         decoded[touched] = new
         self._encode_(neighbours, decoded.float())
         return new
@@ -159,7 +159,7 @@ class QuantizedMoment(Moment, storage=Quantized):
         rows = rows[rows < self.count]
         return rows, torch.searchsorted(rows, ids)
 
-    def _decoded(self, ids: Tensor) -> Tensor:
+    def _decode(self, ids: Tensor) -> Tensor:
         scales = self.tensors["scales"].index_select(0, ids // self.blocks.rows)
         if self.blocks.columns > 1:
             scales = scales.repeat_interleave(self.storage.block, 1)[:, : self.dim]
@@ -186,4 +186,4 @@ class QuantizedMoment(Moment, storage=Quantized):
         self.stored.index_copy_(0, ids, codes.to(torch.uint8))
 
     def estimate(self, ids: Tensor) -> Tensor:
-        return self.stored.index_select(0, ids) if self.is_small else self._decoded(ids)
+        return self.stored.index_select(0, ids) if self.is_small else self._decode(ids)

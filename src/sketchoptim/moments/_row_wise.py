@@ -24,7 +24,7 @@ class RowWiseMoment(Moment, storage=RowWise):
 
     def update_(self, ids: Tensor, values: Tensor) -> Tensor:
         mean = row_sums(values).squeeze(1) / max(1, values.shape[1])
-        new = self.average.moved(self.rows.index_select(0, ids).to(mean.dtype), mean)
+        new = self.average.after(self.rows.index_select(0, ids).to(mean.dtype), mean)
         self.rows.index_copy_(0, ids, new.to(self.rows.dtype))
         return new.unsqueeze(1)
 

@@ -96,11 +96,11 @@ def estimate_error(sketch: Sketch, rows: int) -> SketchError:
     )
 
 
-def occupied(sketch: Sketch) -> float:
+def occupied_share(sketch: Sketch) -> float:
     """The share of all buckets into which something was written, over all hash rows.
 
     >>> sketch = CountMinSketch(depth=2, width=4, dim=1).add_(torch.tensor([7]), torch.ones(1, 1))
-    >>> occupied(sketch)
+    >>> occupied_share(sketch)
     0.25
     """
     written = sum(

@@ -97,7 +97,7 @@ class SketchedMoment(Moment, storage=Sketched):
         # All forms add to fresh counters alike, and need not take their turn for that.
         key = self.sketch.next_key()
         for chunk in rows.chunks():
-            self.sketch.accumulate_(chunk.ids, self.reduced(chunk.gradient) - start, key)
+            self.sketch.accumulate_(chunk.ids, self.to_granularity(chunk.gradient) - start, key)
 
     @property
     def has_maintenance(self) -> bool:
@@ -140,7 +140,7 @@ class SketchedMoment(Moment, storage=Sketched):
             "larger ratio, or Memory(first=None)"
         )
 
-    def reduced(self, values: Tensor) -> Tensor:
+    def to_granularity(self, values: Tensor) -> Tensor:
         """The values in the sketch's granularity."""
         if self.granularity == "element":
             return values
@@ -164,7 +164,7 @@ class LinearMoment(SketchedMoment):
         self.sketch.scale_(average.decay)
 
     def gather_(self, ids: Tensor, values: Tensor) -> None:
-        self.sketch.accumulate_(ids, self.reduced(values) * self.average.weight, self._key)
+        self.sketch.accumulate_(ids, self.to_granularity(values) * self.average.weight, self._key)
 
     def update_(self, ids: Tensor, values: Tensor) -> Tensor:
         return self.sketch.estimate(ids).to(values.dtype)
@@ -199,7 +199,7 @@ class ConservativeMoment(SketchedMoment):
     def update_(self, ids: Tensor, values: Tensor) -> Tensor:
         at = self.sketch.locate(ids)
         readings = self.sketch.read(at)
-        targets = self.sketch.combine(readings) + self.reduced(values) * self.average.weight
+        targets = self.sketch.combine(readings) + self.to_granularity(values) * self.average.weight
         if self._raised is None:
             self._targets.append((at, ids, targets))
         else:
@@ -210,7 +210,7 @@ class ConservativeMoment(SketchedMoment):
         key = self.sketch.next_key()
         for chunk in rows.chunks():  # fresh counters read `start`, so the truth is the target
             at = self.sketch.locate(chunk.ids)
-            self.sketch.raise_(at, chunk.ids, self.reduced(chunk.gradient), key)
+            self.sketch.raise_(at, chunk.ids, self.to_granularity(chunk.gradient), key)
 
     def end_(self) -> None:
         if self._raised is not None:
@@ -228,17 +228,17 @@ class ItemMoment(SketchedMoment):
     """
 
     def update_(self, ids: Tensor, values: Tensor) -> Tensor:
-        values = self.reduced(values)
+        values = self.to_granularity(values)
         estimates = torch.empty_like(values)
         at = self.sketch.locate(ids)
         for wave in _waves(at.buckets):
             signs = None if at.signs is None else at.signs[:, wave]
             here = Location(at.buckets[:, wave], signs)
-            readings, estimates[wave] = self._moved(self.sketch.read(here), values[wave])
+            readings, estimates[wave] = self._after(self.sketch.read(here), values[wave])
             self.sketch.write_(here, ids[wave], readings, self._key)
         return estimates
 
-    def _moved(self, readings: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def _after(self, readings: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """The readings after the values, and the estimate that they amount to."""
         raise NotImplementedError
 
@@ -253,7 +253,7 @@ class PaperMoment(ItemMoment):
 
     form = "paper"
 
-    def _moved(self, readings: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def _after(self, readings: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         estimate = self.sketch.combine(readings)
         delta = self.average.delta(estimate, values)
         return readings + delta, estimate + delta
@@ -267,8 +267,8 @@ class BucketMoment(ItemMoment):
 
     form = "bucket"
 
-    def _moved(self, readings: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        moved = self.average.moved(readings, values)
+    def _after(self, readings: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        moved = self.average.after(readings, values)
         return moved, self.sketch.combine(moved)
 
     def load_(self, rows: Rows, *, start: float) -> None:

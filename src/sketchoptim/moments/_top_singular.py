@@ -44,7 +44,7 @@ class TopSingularMoment(Moment, storage=TopSingular):
 
     def _exact(self, ids: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         old = torch.outer(self.rows[ids], self.columns).double()
-        return old, self.average.moved(old, values.double())
+        return old, self.average.after(old, values.double())
 
     def gather_(self, ids: Tensor, values: Tensor) -> None:
         old, new = self._exact(ids, values)
@@ -56,12 +56,12 @@ class TopSingularMoment(Moment, storage=TopSingular):
             self._fitted = -top if top @ self.columns.double() < 0 else top
         rows = self._exact(ids, values)[1] @ self._fitted
         self._moved.append((ids, rows))
-        return self._clamped(torch.outer(rows, self._fitted).to(values.dtype))
+        return self._clamp(torch.outer(rows, self._fitted).to(values.dtype))
 
     def estimate(self, ids: Tensor) -> Tensor:
-        return self._clamped(torch.outer(self.rows.index_select(0, ids), self.columns))
+        return self._clamp(torch.outer(self.rows.index_select(0, ids), self.columns))
 
-    def _clamped(self, estimates: Tensor) -> Tensor:
+    def _clamp(self, estimates: Tensor) -> Tensor:
         """A non-negative matrix has non-negative factors, but for rounding."""
         return estimates if self.name == "first" else estimates.clamp_min_(0)
 

@@ -139,7 +139,7 @@ class BoundStep(NamedTuple):
             self.step.run_()
         for name, moment in binding.maintained:
             if moment.maintain_(self.number):
-                binding.state.update(_state.keyed(name, moment.tensors))
+                binding.state.update(_state.state_entries(name, moment.tensors))
 
 
 def bind(
@@ -221,7 +221,7 @@ def fresh_state(optimizer: "Optimizer", parameter: Tensor, group: "Group", memor
                 fresh["began_after"] = int(state["step"])
             table = _table(optimizer, parameter)
             tensors = moments.create(storage, name, table, optimizer.fill(group))
-            fresh |= _state.keyed(name, tensors)
+            fresh |= _state.state_entries(name, tensors)
     return {**state, **fresh} if fresh else state
 
 

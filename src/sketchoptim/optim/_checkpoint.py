@@ -50,8 +50,8 @@ def load_(optimizer: "Optimizer", packed: Packed) -> None:
     for key, parameter, group in keyed_parameters(optimizer):
         state = states.get(parameter)
         if state:
-            storages = _stored(optimizer, groups[_index(optimizer, group)], state)
-            restored[parameter] = _state.restored(parameter, key, state, storages)
+            storages = _stored_moments(optimizer, groups[_index(optimizer, group)], state)
+            restored[parameter] = _state.restore(parameter, key, state, storages)
     for group, saved in zip(optimizer.param_groups, groups, strict=True):
         saved["params"] = group["params"]
         if "param_names" in group:
@@ -136,13 +136,13 @@ def _checked_states(
         if not isinstance(state, dict):
             raise TypeError(f"the state of {where} must be a dict, got {state!r}")
         table = Table(parameter.shape, parameter.dtype, parameter.device, key)
-        storages = _stored(optimizer, groups[_index(optimizer, group)], state)
+        storages = _stored_moments(optimizer, groups[_index(optimizer, group)], state)
         _state.check_saved(where, table, state, storages)
         found[parameter] = state
     return found
 
 
-def _stored(optimizer: "Optimizer", group: "Group", state: dict[str, Any]) -> Any:
+def _stored_moments(optimizer: "Optimizer", group: "Group", state: dict[str, Any]) -> Any:
     memory = group["memory"] if state.get("is_compressed") else EXACT
     return optimizer.stored_moments({**optimizer.defaults, **group}, memory, state)
 

@@ -17,7 +17,7 @@ _REQUIRED = ("step", "is_compressed", "shape")
 _OPTIONAL = ("began_after", "skipped")
 
 
-def keyed(name: Name, tensors: Parts) -> State:
+def state_entries(name: Name, tensors: Parts) -> State:
     """The tensors of a moment under their keys in a state."""
     return {f"{name}_{part}": tensor for part, tensor in tensors.items()}
 
@@ -58,19 +58,13 @@ def check_saved(where: str, table: Table, state: Any, storages: dict[Name, Stora
     known = {*_REQUIRED, *_OPTIONAL}
     for name, storage in storages.items():
         tensors = parts_of(state, name)
-        known |= keyed(name, tensors).keys()
+        known |= state_entries(name, tensors).keys()
         damage = moments.state_damage(storage, name, table, tensors)
         if damage is not None:
             raise ValueError(f"the {name} moment of {where} is damaged: {damage}; {remedy}")
-    foreign = sorted(map(str, state.keys() - known))
-    if foreign:
-        raise ValueError(
-            f"the state of {where} must have no keys but {sorted(known)}, got {foreign}"
-        )
+    check_keys(f"the state of {where}", state, optional=known, remedy=remedy)
     for key in _OPTIONAL:
-        count = state.get(key, 0)
-        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
-            raise ValueError(f"{key} of {where} must be an int >= 0, got {count!r}; {remedy}")
+        check_count(f"{key} of {where}", state.get(key, 0), remedy=remedy)
 
 
 def _check(
@@ -101,7 +95,7 @@ def _check(
             )
 
 
-def restored(
+def restore(
     parameter: Tensor, key: str | int, state: State, storages: dict[Name, Storage]
 ) -> State:
     """A copy of a checked state on the parameter's device, each part in its own dtype."""
@@ -113,5 +107,7 @@ def restored(
     }
     copied |= {name: state[name] for name in _OPTIONAL if name in state}
     for name, storage in storages.items():
-        copied |= keyed(name, moments.restored(storage, name, table, parts_of(state, name)))
+        copied |= state_entries(
+            name, moments.copy_saved(storage, name, table, parts_of(state, name))
+        )
     return copied
