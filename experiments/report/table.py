@@ -118,8 +118,13 @@ def mean_sd(values: list[float]) -> str:
     if not all(map(math.isfinite, values)):
         return "diverged"
     if len(values) == 1:
-        return f"{values[0]:.1f}"
-    return f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f}"
+        return _short(values[0])
+    return f"{_short(statistics.mean(values))} ± {_short(statistics.stdev(values))}"
+
+
+def _short(value: float) -> str:
+    """One decimal, or a power of ten where a run is far off and digits tell nothing."""
+    return f"{value:.1f}" if abs(value) < 1e6 else f"{value:.1e}"
 
 
 def _seconds(times: list[float]) -> str:
