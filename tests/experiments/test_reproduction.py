@@ -235,6 +235,7 @@ def test_what_was_not_measured_is_not_called_diverged(reproduction, tmp_path):
 def test_a_diverged_seed_is_not_averaged_away():
     assert mean_sd([100.0, math.inf]) == "diverged"
     assert mean_sd([100.0, 102.0]) == "101.0 ± 1.4"
+    assert mean_sd([1e19, 3e19]) == "2.0e+19 ± 1.4e+19"
     assert mean_sd([100.0]) == "100.0"
 
 
