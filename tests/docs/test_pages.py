@@ -1,14 +1,10 @@
 """The pages of the docs keep their word: their code runs, and prints what they say it prints."""
 
-import contextlib
 import importlib.util
-import io
-import re
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
-import torch
+from markdown_code import blocks, run
 
 DOCS = Path(__file__).parents[2] / "docs"
 PACKAGES = {
@@ -16,40 +12,11 @@ PACKAGES = {
     "howto/lightning.md": "lightning",
     "howto/trainer.md": "transformers",
 }
-# a block of code and, where one follows at once, the text that it prints
-BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
-
-
-class Block(NamedTuple):
-    line: int
-    code: str
-    printed: str | None
-
-
-def blocks(markdown: str) -> list[Block]:
-    return [
-        Block(markdown.count("\n", 0, match.start(1)), match[1], match[2])
-        for match in BLOCK.finditer(markdown)
-    ]
 
 
 def pages_with_code() -> list[str]:
     paths = [path for path in sorted(DOCS.rglob("*.md")) if blocks(path.read_text("utf-8"))]
     return [path.relative_to(DOCS).as_posix() for path in paths]
-
-
-def run(found: list[Block], page: str) -> None:
-    """Runs the blocks of a page one after the other, in one namespace."""
-    namespace = {"__name__": page}
-    with torch.random.fork_rng(devices=[]):
-        for block in found:
-            output = io.StringIO()
-            # as many lines as come before the block, so that a traceback has the page's lines
-            program = compile("\n" * block.line + block.code, page, "exec")
-            with contextlib.redirect_stdout(output):
-                exec(program, namespace)
-            if block.printed is not None:
-                assert output.getvalue() == block.printed, f"{page}, line {block.line}"
 
 
 @pytest.mark.filterwarnings("ignore:.*does not have many workers")  # Lightning's advice
