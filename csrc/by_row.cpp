@@ -110,11 +110,11 @@ void prefetch_counters(const Moment& m, int64_t rows) {
 // Rows one after the other, in ascending order.
 void move_item_wise(const Moment& m, const Squares& squares) {
   Places places;
-  int64_t ids[kLanes];
+  int64_t ids[kPlaces];
   for (int64_t r = 0; r < squares.rows; ++r) {
-    const Place place{&places, r % kLanes};
+    const Place place{&places, r % kPlaces};
     if (place.lane == 0) {
-      for (int64_t i = 0; i < kLanes; ++i) ids[i] = squares.id(std::min(r + i, squares.rows - 1));
+      for (int64_t i = 0; i < kPlaces; ++i) ids[i] = squares.id(std::min(r + i, squares.rows - 1));
       locate(m, ids, 1, places);
     }
     const int64_t id = ids[place.lane];

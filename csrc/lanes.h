@@ -1,6 +1,9 @@
-// Sixteen lanes of float32, the same at every SIMD level: the compiler lowers them to one AVX-512,
-// two AVX or four SSE/NEON registers. Sums over a row keep a fixed number of partial sums in a
-// fixed order, so every level and every number of threads gives the same bits.
+// Lanes: one SIMD register of float32. Vectors wider than a register compile too, but GCC compares
+// and selects those lane by lane, which takes up to ten times as long.
+//
+// What is computed for a column does not depend on other columns, and sums over a row keep a fixed
+// number of partial sums in a fixed order. So every level and every number of threads gives the
+// same bits.
 #pragma once
 
 #include <cstdint>
@@ -8,16 +11,25 @@
 
 #include "abi.h"
 
-// Functions that take a number of lanes are inlined, so that a constant sixteen is one load.
+// Functions that take a number of lanes are inlined, so that a constant kLanes is one load.
 #define ALWAYS __attribute__((always_inline))
 #define INLINE inline ALWAYS
 
+#if defined(__AVX512F__)
 constexpr int64_t kLanes = 16;
+#define LANE_NUMBERS {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}
+#elif defined(__AVX2__)
+constexpr int64_t kLanes = 8;
+#define LANE_NUMBERS {0, 1, 2, 3, 4, 5, 6, 7}
+#else  // SSE2, NEON
+constexpr int64_t kLanes = 4;
+#define LANE_NUMBERS {0, 1, 2, 3}
+#endif
 
-typedef float Lanes __attribute__((vector_size(64)));
-typedef int32_t IntLanes __attribute__((vector_size(64)));
-typedef uint32_t WordLanes __attribute__((vector_size(64)));
-typedef uint16_t HalfLanes __attribute__((vector_size(32)));
+typedef float Lanes __attribute__((vector_size(4 * kLanes)));
+typedef int32_t IntLanes __attribute__((vector_size(4 * kLanes)));
+typedef uint32_t WordLanes __attribute__((vector_size(4 * kLanes)));
+typedef uint16_t HalfLanes __attribute__((vector_size(2 * kLanes)));
 
 INLINE Lanes all(float x) { return Lanes{} + x; }
 INLINE WordLanes bits_of(Lanes x) { return (WordLanes)x; }
@@ -30,21 +42,6 @@ INLINE Lanes root(Lanes x) {
   Lanes y;
   for (int64_t i = 0; i < kLanes; ++i) y[i] = __builtin_sqrtf(x[i]);
   return y;
-}
-
-// Each lane of the first half plus the lane at the same place of the second.
-template <typename Half, typename Whole>
-INLINE Half folded(const Whole& x) {
-  Half halves[2];
-  std::memcpy(halves, &x, sizeof(x));
-  return halves[0] + halves[1];
-}
-
-INLINE float sum(Lanes x) {
-  typedef float Eight __attribute__((vector_size(32)));
-  typedef float Four __attribute__((vector_size(16)));
-  const Four four = folded<Four>(folded<Eight>(x));
-  return (four[0] + four[2]) + (four[1] + four[3]);
 }
 
 // Half-precision numbers, in integer arithmetic so that no level needs an instruction of its own.
@@ -114,7 +111,7 @@ INLINE int32_t known_dtype(int32_t running) {
 
 INLINE int64_t bytes_of(int32_t dtype) { return dtype == kFloat32 ? 4 : 2; }
 
-// Calls visit(column, count) for runs of sixteen columns, and once for what is left over. The
+// Calls visit(column, count) for runs of kLanes columns, and once for what is left over. The
 // count of full runs is a constant, so that loads and stores become single instructions.
 template <typename Visit>
 INLINE void for_columns(int64_t begin, int64_t end, Visit visit) {

@@ -25,28 +25,30 @@ inline bool is_linear(const Moment& m) { return m.kind == kSketch && m.form == k
 inline bool is_item_wise(const Moment& m) { return is_element_sketch(m) && m.form != kLinear; }
 inline bool is_by_row(const Moment& m) { return m.kind != kNone && m.is_by_row; }
 
+// Rows that are hashed together, in SIMD registers.
+constexpr int64_t kPlaces = 16;
+
 // Where sixteen rows are in a sketch: the first element of their buckets in each hash row, their
-// signs, and their rounding keys. Sixteen at once are hashed in SIMD registers. All hash rows of a
-// row are rounded by the same bits: independently rounded readings would drift apart, and their
-// minimum would be biased towards zero.
+// signs, and their rounding keys. All hash rows of a row are rounded by the same bits: readings
+// rounded independently would drift apart, and their minimum would be biased towards zero.
 struct Places {
-  int64_t at[kMaxDepth][kLanes];
-  float signs[kMaxDepth][kLanes];
-  uint32_t rounding_row_keys[kLanes];
+  int64_t at[kMaxDepth][kPlaces];
+  float signs[kMaxDepth][kPlaces];
+  uint32_t rounding_row_keys[kPlaces];
 };
 
 inline void locate(const Moment& m, const int64_t* ids, int64_t dim, Places& places) {
-  uint64_t mixed[kLanes];
-  for (int64_t i = 0; i < kLanes; ++i) mixed[i] = mix_id(ids[i]);
+  uint64_t mixed[kPlaces];
+  for (int64_t i = 0; i < kPlaces; ++i) mixed[i] = mix_id(ids[i]);
   for (int32_t j = 0; j < m.depth; ++j) {
     const int64_t* words = m.words + 4 * j;
-    for (int64_t i = 0; i < kLanes; ++i)
+    for (int64_t i = 0; i < kPlaces; ++i)
       places.at[j][i] = (j * m.width + bucket_of(words, mixed[i], m.width)) * dim;
     if (!m.is_signed) continue;
-    for (int64_t i = 0; i < kLanes; ++i) places.signs[j][i] = sign_of(words, mixed[i]);
+    for (int64_t i = 0; i < kPlaces; ++i) places.signs[j][i] = sign_of(words, mixed[i]);
   }
   if (m.dtype != kBFloat16) return;
-  for (int64_t i = 0; i < kLanes; ++i)
+  for (int64_t i = 0; i < kPlaces; ++i)
     places.rounding_row_keys[i] = rounding_row_key(m.rounding_key, ids[i]);
 }
 

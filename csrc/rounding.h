@@ -4,7 +4,7 @@
 
 #include "lanes.h"
 
-// MurmurHash3's finaliser, of one word or of sixteen.
+// MurmurHash3's finaliser, of one word or of several.
 template <typename Word>
 INLINE Word finalise(Word x) {
   x = (x ^ (x >> 16)) * 0x85ebca6bu;
@@ -17,9 +17,9 @@ INLINE uint32_t rounding_row_key(uint32_t key, int64_t id) {
   return finalise(finalise(static_cast<uint32_t>(id)) + key);
 }
 
-// The noise of sixteen columns, and that of one.
+// The noise of kLanes columns, and that of one.
 INLINE WordLanes noise(uint32_t row_key, int64_t column) {
-  const WordLanes lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const WordLanes lanes = LANE_NUMBERS;
   return finalise((lanes + static_cast<uint32_t>(column)) * 0x9e3779b1u + row_key) & 0xffffu;
 }
 

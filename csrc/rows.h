@@ -5,6 +5,7 @@
 
 #include "moment.h"
 
+constexpr int64_t kLine = 16;  // numbers in a cache line, of which a thread takes all or none
 constexpr int64_t kStreams = 8;
 constexpr int64_t kPrefetchBytes = 512;  // from there on the hardware prefetches
 constexpr int64_t kEntriesAhead = 4;     // two to eight take the same time
@@ -13,12 +14,12 @@ constexpr int64_t kEntriesAhead = 4;     // two to eight take the same time
 template <typename Visit>
 void in_parallel(const Step& s, bool by_column, Visit visit) {
   const int64_t parts = std::max(1, s.threads), rows = s.gradient.rows;
-  const int64_t blocks = (s.dim + kLanes - 1) / kLanes;
+  const int64_t lines = (s.dim + kLine - 1) / kLine;
 #pragma omp parallel for schedule(static, 1) num_threads(s.threads) if (parts > 1)
   for (int64_t part = 0; part < parts; ++part) {
     if (by_column) {
-      const Span span = share(blocks, part, parts);
-      visit(Span{0, rows}, Span{span.begin * kLanes, std::min(s.dim, span.end * kLanes)});
+      const Span span = share(lines, part, parts);
+      visit(Span{0, rows}, Span{span.begin * kLine, std::min(s.dim, span.end * kLine)});
     } else {
       visit(share(rows, part, parts), Span{0, s.dim});
     }

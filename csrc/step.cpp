@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstring>
 #include <memory>
+#include <type_traits>
 
 #include "by_row.h"
 #include "rows.h"
@@ -14,6 +15,12 @@
 namespace {
 
 constexpr int32_t kCommonDepth = 3;
+// Whether sketches of that depth have loops of their own, which take half of the time to compile.
+#ifdef SKETCHOPTIM_FEW_LOOPS
+constexpr bool kHasCommonLoops = false;
+#else
+constexpr bool kHasCommonLoops = true;
+#endif
 constexpr int64_t kPieceOfThreads = 16;  // a piece is this much larger with threads
 constexpr int64_t kMostPieceRows = 1 << 17;  // half a megabyte of row values
 
@@ -30,14 +37,14 @@ struct Finder {
   Finder(const Step& step, Span all) : s(step), rows(all) {}
 
   void find_block(int64_t begin, int64_t block) {
-    int64_t ids[kLanes];
-    for (int64_t i = 0; i < kLanes; ++i) ids[i] = id_of(s, std::min(begin + i, rows.end - 1));
+    int64_t ids[kPlaces];
+    for (int64_t i = 0; i < kPlaces; ++i) ids[i] = id_of(s, std::min(begin + i, rows.end - 1));
     if (is_element_sketch(s.first)) locate(s.first, ids, s.dim, first[block]);
     if (is_element_sketch(s.second)) locate(s.second, ids, s.dim, second[block]);
   }
 
   INLINE void find(int64_t r, Row& row) {
-    const int64_t offset = r - rows.begin, lane = offset % kLanes, block = offset / kLanes % 2;
+    const int64_t offset = r - rows.begin, lane = offset % kPlaces, block = offset / kPlaces % 2;
     if (lane == 0) find_block(r, block);
     row.number = r;
     row.at = id_of(s, r) * s.dim;
@@ -190,7 +197,10 @@ void update_rows_by_ratio(const Step& s) {
 template <int32_t P, typename First, typename Second>
 void run(const Step& s, Sweep sweep) {
   if (sweep == Sweep::kAdd) {
-    if constexpr (First::kIsSketch || Second::kIsSketch) add_rows<P, First, Second>(s);
+    // Nothing is added to a moment without a sketch, so one function serves all of those.
+    using AddedFirst = std::conditional_t<First::kIsSketch, First, NoMoment>;
+    using AddedSecond = std::conditional_t<Second::kIsSketch, Second, NoMoment>;
+    if constexpr (First::kIsSketch || Second::kIsSketch) add_rows<P, AddedFirst, AddedSecond>(s);
     return;
   }
   if constexpr (First::kIsSketch && Second::kIsSketch)
@@ -232,10 +242,12 @@ bool are_common(const Step& s, int32_t dtype) {
 
 void sweep_rows(const Step& s, Sweep sweep) {
   if (is_element_sketch(s.first) || is_element_sketch(s.second)) {
-    if (are_common(s, kFloat32))
-      return run_with_sketches<kFloat32, kFloat32, kCommonDepth>(s, sweep);
-    if (are_common(s, kBFloat16))
-      return run_with_sketches<kFloat32, kBFloat16, kCommonDepth>(s, sweep);
+    if constexpr (kHasCommonLoops) {
+      if (are_common(s, kFloat32))
+        return run_with_sketches<kFloat32, kFloat32, kCommonDepth>(s, sweep);
+      if (are_common(s, kBFloat16))
+        return run_with_sketches<kFloat32, kBFloat16, kCommonDepth>(s, sweep);
+    }
     return run_with_sketches<kAny, kAny, 0>(s, sweep);
   }
   switch (s.dtype) {

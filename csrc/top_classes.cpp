@@ -9,7 +9,8 @@
 
 namespace {
 
-constexpr int64_t kMaxVectors = kMaxQueries / kLanes;
+constexpr int64_t kFewQueries = 16;  // so many columns or kMaxQueries
+constexpr int64_t kLine = 16;  // numbers in a cache line
 constexpr int64_t kTogether = 4;  // classes that are scored before one test whether any is good
 
 struct Found {
@@ -48,12 +49,11 @@ struct Best {
 INLINE int64_t class_at(const TopClasses& t, int64_t i) { return t.ids ? t.ids[i] : i; }
 
 // Where the scores of a few classes lie: found and prefetched one round ahead.
-template <int64_t kVectors>
+template <int64_t kColumns>
 struct Places {
   const float* at[kTogether][kMaxDepth];
 
   INLINE void find(const TopClasses& t, int64_t begin, int64_t classes) {
-    constexpr int64_t columns = kVectors * kLanes;
     uint64_t mixed[kTogether];
     for (int64_t c = 0; c < classes; ++c) mixed[c] = mix_id(class_at(t, begin + c));
     for (int32_t j = 0; j < t.members; ++j) {
@@ -61,8 +61,8 @@ struct Places {
       for (int64_t c = 0; c < classes; ++c)
         rows[c] = j * t.buckets + bucket_of(t.words + 4 * j, mixed[c], t.buckets);
       for (int64_t c = 0; c < classes; ++c) {
-        at[c][j] = t.tables + rows[c] * columns;
-        for (int64_t v = 0; v < kVectors; ++v) __builtin_prefetch(at[c][j] + v * kLanes);
+        at[c][j] = t.tables + rows[c] * kColumns;
+        for (int64_t i = 0; i < kColumns; i += kLine) __builtin_prefetch(at[c][j] + i);
       }
     }
   }
@@ -96,7 +96,7 @@ INLINE IntLanes may_be_above(const float* const* rows, int32_t members, int64_t 
 }
 
 INLINE bool is_any(IntLanes x) {
-  int64_t words[8], any = 0;
+  int64_t words[kLanes / 2], any = 0;
   std::memcpy(words, &x, sizeof(words));
   for (int64_t word : words) any |= word;
   return any != 0;
@@ -112,23 +112,23 @@ void offer_class(const TopClasses& t, int64_t id, const float* const* rows, Best
   }
 }
 
-template <int32_t kCombination, int64_t kVectors>
+template <int32_t kCombination, int64_t kColumns>
 INLINE void scan_classes(const TopClasses& t, int64_t begin, int64_t classes,
-                         const Places<kVectors>& places, Best& best) {
+                         const Places<kColumns>& places, Best& best) {
   IntLanes above{};
-  for (int64_t v = 0; v < kVectors; ++v) {
-    const Lanes bounds = load(best.bounds, kFloat32, v * kLanes, kLanes);
+  for (int64_t column = 0; column < kColumns; column += kLanes) {
+    const Lanes bounds = load(best.bounds, kFloat32, column, kLanes);
     for (int64_t c = 0; c < classes; ++c)
-      above |= may_be_above<kCombination>(places.at[c], t.members, v * kLanes, bounds);
+      above |= may_be_above<kCombination>(places.at[c], t.members, column, bounds);
   }
   if (__builtin_expect(!is_any(above), 1)) return;
   for (int64_t c = 0; c < classes; ++c)
     offer_class<kCombination>(t, class_at(t, begin + c), places.at[c], best);
 }
 
-template <int32_t kCombination, int64_t kVectors>
+template <int32_t kCombination, int64_t kColumns>
 void scan(const TopClasses& t, Span classes, Best& best) {
-  Places<kVectors> places[2];
+  Places<kColumns> places[2];
   int64_t i = classes.begin, round = 0;
   if (i + kTogether <= classes.end) places[0].find(t, i, kTogether);
   for (; i + kTogether <= classes.end; i += kTogether, ++round) {
@@ -147,10 +147,10 @@ void run(const TopClasses& t) {
   for (int64_t part = 0; part < parts; ++part) {
     const Span classes{t.count * part / parts, t.count * (part + 1) / parts};
     found[part].reset(new Best(t));
-    if (t.queries <= kLanes)
-      scan<kCombination, 1>(t, classes, *found[part]);
+    if (t.queries <= kFewQueries)
+      scan<kCombination, kFewQueries>(t, classes, *found[part]);
     else
-      scan<kCombination, kMaxVectors>(t, classes, *found[part]);
+      scan<kCombination, kMaxQueries>(t, classes, *found[part]);
   }
   for (int64_t q = 0; q < t.queries; ++q) {
     std::vector<Found> all;
