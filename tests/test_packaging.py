@@ -1,7 +1,10 @@
 import os
+import platform
 import shutil
 import subprocess
 import sys
+import sysconfig
+import tomllib
 import zipfile
 from importlib.metadata import version
 from importlib.resources import files
@@ -18,6 +21,14 @@ OPTIONAL = ("lightning", "matplotlib", "rich", "tensorboard", "transformers", "t
 
 def test_version_is_the_one_of_the_installed_metadata():
     assert sketchoptim.__version__ == version("sketchoptim")
+
+
+def test_versions_agree():
+    files = ("pyproject.toml", "experiments/pyproject.toml")
+    projects = [tomllib.loads((ROOT / file).read_text(encoding="utf-8")) for file in files]
+    assert {project["project"]["version"] for project in projects} == {sketchoptim.__version__}
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8").splitlines()
+    assert f"version: {sketchoptim.__version__}" in citation
 
 
 def test_type_information_is_shipped():
@@ -97,3 +108,48 @@ def test_a_failing_native_build_is_an_error_where_native_is_required(
     assert built.returncode != 0
     assert "SKETCHOPTIM_REQUIRE_NATIVE forbids" in built.stdout
     assert not list(tmp_path.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def installed_wheel(tmp_path_factory):
+    """A folder with the content of a wheel of this source tree; building it takes half a minute."""
+    for program in ("cmake", "c++"):
+        if shutil.which(program) is None:
+            pytest.skip(f"building a wheel needs {program}")
+    folder = tmp_path_factory.mktemp("wheel")
+    program = f"from scikit_build_core.build import build_wheel; build_wheel({str(folder)!r})"
+    environment = {**os.environ, "SKETCHOPTIM_REQUIRE_NATIVE": "1"}
+    subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, env=environment, check=True, capture_output=True
+    )
+    (wheel,) = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as content:
+        content.extractall(folder / "installed")
+    return folder / "installed"
+
+
+def test_a_wheel_has_a_library_for_every_level_and_no_openmp_runtime(installed_wheel):
+    levels = ("base", "v3", "v4") if platform.machine() in ("x86_64", "AMD64") else ("base",)
+    libraries = {path.name for path in installed_wheel.rglob("*.so*")}
+    assert libraries == {f"libsketchoptim_{level}.so" for level in levels}
+
+
+def test_a_wheel_trains_without_a_compiler_on_the_openmp_runtime_of_torch(installed_wheel):
+    # The interpreter outside the virtual environment does not see the editable installation.
+    paths = (str(installed_wheel), sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
+    environment = {
+        **os.environ,
+        "PATH": "",
+        "PYTHONPATH": os.pathsep.join(paths),
+        "SKETCHOPTIM_REQUIRE_NATIVE": "1",
+    }
+    python = getattr(sys, "_base_executable", sys.executable)
+    result = subprocess.run(
+        [python, "-W", "error", str(ROOT / ".ci" / "smoke.py")],
+        cwd=installed_wheel,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr
+    assert str(installed_wheel) in result.stdout
