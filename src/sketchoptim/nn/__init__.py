@@ -2,6 +2,7 @@
 
 from ._aggregation import Aggregation
 from ._feature_hashing import BagEncoder, Bags, FeatureHashing
+from ._file_embedding import FileEmbedding
 from ._lsh_softmax import LSHSoftmax
 from ._mach import MACH
 from ._metrics import recall
@@ -14,6 +15,7 @@ __all__ = [
     "BagEncoder",
     "Bags",
     "FeatureHashing",
+    "FileEmbedding",
     "LSHSoftmax",
     "LogUniformSampler",
     "Negatives",
