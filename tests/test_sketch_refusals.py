@@ -16,7 +16,7 @@ BAD_SKETCHES = [
     (lambda: so.CountSketch(3.0, 8, 2), TypeError, "depth must be an int, got 3.0"),
     (lambda: so.CountSketch(3, "8", 2), TypeError, "width must be an int, got '8'"),
     (lambda: so.CountSketch(3, 8, True), TypeError, "dim must be an int, got True"),
-    (lambda: so.CountSketch(3, 2**31 + 1, 2), ValueError, "width must be <= 2147483648, got 2147483649"),
+    (lambda: so.CountSketch(3, 2**31 + 1, 2), ValueError, "width must be <= 2147483648"),
     (
         lambda: so.CountSketch(*ANY, dtype=torch.float16),
         ValueError,
