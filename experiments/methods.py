@@ -8,15 +8,27 @@ from typing import Any, Literal, get_args
 import torch
 
 import sketchoptim as so
-from sketchoptim.optim.base import Optimizer
 from sketchoptim.storage import PRESETS
 
-OptimizerName = Literal["adam", "rmsprop", "adagrad", "sgd"]
-_OPTIMIZERS: dict[OptimizerName, Callable[..., Optimizer]] = {
+
+def _sparse_adam(
+    groups: list[dict[str, Any]], *, memory: so.Memory | str = "exact", **options: Any
+) -> torch.optim.SparseAdam:
+    if so.Memory.of(memory) != PRESETS["exact"]:
+        raise ValueError(
+            'memory must be "exact" with optimizer "sparse-adam", which is torch\'s, '
+            f"got {memory!r}"
+        )
+    return torch.optim.SparseAdam(groups, **options)
+
+
+OptimizerName = Literal["adam", "rmsprop", "adagrad", "sgd", "sparse-adam"]
+_OPTIMIZERS: dict[OptimizerName, Callable[..., torch.optim.Optimizer]] = {
     "adam": so.Adam,
     "rmsprop": so.RMSprop,
     "adagrad": so.Adagrad,
     "sgd": so.SGD,
+    "sparse-adam": _sparse_adam,
 }
 _OPTIONS: dict[OptimizerName, dict[str, Any]] = {"sgd": {"momentum": 0.9}}
 # a name becomes a part of a folder's name and an argument of a command
@@ -30,8 +42,8 @@ class Method:
     Args:
         name: Its name in commands and files: letters, digits, "-", "_" and ".".
         title: Its name in tables; `name` by default.
-        optimizer: The optimizer of the tables.
-        memory: A preset or a memory for the tables.
+        optimizer: The optimizer of the tables. "sparse-adam" is torch's; all others are ours.
+        memory: A preset or a memory for the tables; "exact" for "sparse-adam".
         options: Further arguments of the tables' optimizer, such as `betas`. "sgd" has
             `momentum=0.9` unless it is given here.
 
@@ -63,12 +75,14 @@ class Method:
 
     @classmethod
     def of(cls, choice: "str | Method") -> "Method":
-        """The method itself; or a preset by name, of Adam, or of "<optimizer>-<preset>"."""
+        """The method itself; "sparse-adam"; or a preset, of Adam, or as "<optimizer>-<preset>"."""
         if isinstance(choice, Method):
             return choice
         names = {preset: ("adam", preset) for preset in PRESETS}
         for optimizer in get_args(OptimizerName):
-            names |= {f"{optimizer}-{preset}": (optimizer, preset) for preset in PRESETS}
+            if optimizer != "sparse-adam":
+                names |= {f"{optimizer}-{preset}": (optimizer, preset) for preset in PRESETS}
+        names["sparse-adam"] = ("sparse-adam", "exact")
         if choice not in names:
             allowed = ", ".join(map(repr, names))
             raise ValueError(f"method must be one of {allowed}, got {choice!r}")
@@ -93,6 +107,8 @@ def check_optimizer(name: str, value: str) -> None:
         raise ValueError(f"{name} must be one of {list(_OPTIMIZERS)}, got {value!r}")
 
 
-def build_optimizer(name: OptimizerName, groups: list[dict[str, Any]], **options: Any) -> Optimizer:
+def build_optimizer(
+    name: OptimizerName, groups: list[dict[str, Any]], **options: Any
+) -> torch.optim.Optimizer:
     """The optimizer of that name over parameter groups."""
     return _OPTIMIZERS[name](groups, **{**_OPTIONS.get(name, {}), **options})

@@ -53,6 +53,10 @@ class TrainSettings:
     def __post_init__(self) -> None:
         object.__setattr__(self, "method", Method.of(self.method))
         check_optimizer("body_optimizer", self.body_optimizer)
+        if self.body_optimizer == "sparse-adam":
+            raise ValueError(
+                'body_optimizer must take dense gradients, got "sparse-adam"; use "adam"'
+            )
         _check_device(self.device)
         if self.schedule not in ("linear", "plateau"):
             raise ValueError(f'schedule must be "linear" or "plateau", got {self.schedule!r}')

@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 import sketchoptim as so
 from sketchoptim.ops import LARGEST_GRADIENT
-from sketchoptim.optim.base import Optimizer
 
 from .corpora import Corpus
 from .methods import build_optimizer
@@ -86,7 +86,8 @@ class Training:
         with self._own_random_numbers():
             self.model = task.model().to(settings.device)
         self.negatives = torch.Generator(settings.device).manual_seed(settings.seed)
-        self.optimizers = build_optimizers(self.model, settings)
+        # Any: ours or torch's, and studies put others in their place
+        self.optimizers: list[Any] = list(build_optimizers(self.model, settings))
         self.schedulers = [self._scheduler(optimizer) for optimizer in self.optimizers]
         self.state: Any = None
         self.step = 0
@@ -199,9 +200,9 @@ class Training:
     def state_bytes(self) -> dict[str, int]:
         """Bytes of optimizer state by parameter."""
         return {
-            parameter.name: parameter.state_bytes
+            name: size
             for optimizer in self.optimizers
-            for parameter in so.memory_report(optimizer).parameters
+            for name, size in _state_bytes(optimizer).items()
         }
 
     def run(self) -> Run:
@@ -250,6 +251,16 @@ class Training:
         self.evaluations = [Evaluation(**evaluation) for evaluation in saved["evaluations"]]
 
 
+def _state_bytes(optimizer: Optimizer) -> dict[str, int]:
+    if isinstance(optimizer, so.optim.Optimizer):
+        return {found.name: found.state_bytes for found in so.memory_report(optimizer).parameters}
+    return {  # torch's: arrays of moments, and a number of steps, which takes none
+        name: sum(getattr(value, "nbytes", 0) for value in optimizer.state[parameter].values())
+        for group in optimizer.param_groups
+        for name, parameter in zip(group["param_names"], group["params"], strict=True)
+    }
+
+
 def _is_usable(parameter: Tensor) -> bool:
     """Whether all numbers of the gradient are small enough for a compressed moment."""
     if parameter.grad is None:
@@ -262,7 +273,11 @@ def build_optimizers(model: Model, settings: TrainSettings) -> list[Optimizer]:
     """The optimizers of a method: one for the whole model, unless tables and body differ."""
     method = settings.resolved_method
     tables = {"params": list(model.named_tables().items()), "lr": settings.table_lr}
-    body = {"params": list(model.named_body().items()), "lr": settings.body_lr}
+    body = {
+        "params": list(model.named_body().items()),
+        "lr": settings.body_lr,
+        "memory": "exact",
+    }
     options = {"memory": method.memory, **method.options}
     if not body["params"]:
         return [build_optimizer(method.optimizer, [tables], **options)]
@@ -271,5 +286,5 @@ def build_optimizers(model: Model, settings: TrainSettings) -> list[Optimizer]:
         return [build_optimizer(method.optimizer, [tables, body], **options)]
     return [
         build_optimizer(method.optimizer, [tables], **options),
-        build_optimizer(settings.body_optimizer, [body], memory="exact"),
+        build_optimizer(settings.body_optimizer, [body]),
     ]

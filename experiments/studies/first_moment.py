@@ -136,7 +136,7 @@ def measure(task: Any, form: Form, *, rate: float, beta1: float) -> tuple[float,
     training = Training(task, replace(settings, evaluate_every=0))
     tables, body = training.model.named_tables(), training.model.named_body()
     training.optimizers = [
-        Trial(tables.values(), form=form, lr=rate, beta1=beta1),  # type: ignore[list-item]
+        Trial(tables.values(), form=form, lr=rate, beta1=beta1),
         so.Adam(body.values(), lr=settings.body_lr, memory="exact"),
     ]
     training.schedulers = [

@@ -109,7 +109,7 @@ def train(kind: str, rate: float, options: argparse.Namespace) -> Training:
     _, body = training.optimizers
     tables = training.model.named_tables().values()
     variant = Variant(tables, lr=rate, kind=kind, beta2=options.beta2, hot=options.hot)
-    training.optimizers = [variant, body]  # type: ignore[list-item]
+    training.optimizers = [variant, body]
     training.schedulers[0] = LambdaLR(variant, lambda step: 1 - step / steps)
     for _ in training.steps():
         pass

@@ -1,3 +1,4 @@
+import html
 import re
 import subprocess
 import sys
@@ -43,18 +44,23 @@ def demo(sources, tmp_path_factory):
     return result.stdout, output
 
 
-def test_demo_prints_both_methods_side_by_side(demo):
+def test_demo_prints_both_methods_side_by_side_and_one_sentence(demo):
     printed, output = demo
     rows = [re.split(r"\s{2,}", line.strip()) for line in printed.splitlines()]
     exact, lean = (
-        next(row for row in rows if row[0] == title and len(row) > 5)
-        for title in ("exact Adam", "lean (default)")
+        next(row for row in rows if row[0] == title and len(row) == 5)
+        for title in ("SparseAdam", "lean (default)")
     )
-    assert exact[4] == "100.000%"
     assert float(exact[1]) > 1
     assert float(lean[1]) > 1
-    assert lean[3].split()[1] in {"B", "KB"}
-    assert "exact Adam" in (output / "report.html").read_text(encoding="utf-8")
+    assert exact[2].endswith(" KB")
+    assert lean[2].endswith(" B")
+    sentence = f"lean keeps {lean[2]} of optimizer state for the tables instead of SparseAdam's"
+    assert sentence in " ".join(printed.split())
+    page = (output / "report.html").read_text(encoding="utf-8")
+    assert html.escape(sentence) in page
+    for cell in (*exact, *lean):
+        assert f"<td>{cell}</td>" in page
 
 
 def test_demo_replaces_its_own_runs_and_no_others(demo):
@@ -97,7 +103,10 @@ def test_bad_options_are_named(arguments, message):
         (["train", "wikitext2-adam", "--data", "nowhere"], "no data at nowhere; .*: download wiki"),
         (["reproduce", "wikitext2-adam"], "SKETCHOPTIM_DATA is not set; .*: download wikitext-2"),
         (["reproduce", "megaface-lsh", "--small"], "wordllama; run: pip install wordllama"),
-        (["reproduce", "demo", "--small", "--methods", "lion"], "must be one of exact, lean, got"),
+        (
+            ["reproduce", "demo", "--small", "--methods", "lion"],
+            "must be one of sparse-adam, lean, got",
+        ),
         (["reproduce", "demo", "--small", "--methods", "lean, lion"], "lean, got 'lion'"),
         (["reproduce", "demo", "--small", "--seeds", "one"], "seeds must be whole numbers"),
     ],

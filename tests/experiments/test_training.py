@@ -87,6 +87,27 @@ def test_state_is_counted_for_tables_and_for_everything(corpus):
     assert lean.state_bytes == lean.table_state_bytes + 2 * 4 * body_elements
 
 
+def test_sparse_adam_is_torchs_and_trains_as_ours_does_with_exact_moments(corpus):
+    tables, _ = build_optimizers(LanguageModel(30, MODEL), settings(method="sparse-adam"))
+    assert type(tables) is torch.optim.SparseAdam
+    theirs, ours = (
+        train(corpus, MODEL, settings(method=method, steps=20))
+        for method in ("sparse-adam", "exact")
+    )
+    assert theirs.losses == pytest.approx(ours.losses, rel=1e-4)
+    assert theirs.table_state_bytes == ours.table_state_bytes
+    assert theirs.state_bytes == ours.state_bytes
+
+
+def test_sparse_adam_has_no_compressed_moments_and_takes_no_dense_gradients():
+    with pytest.raises(
+        ValueError, match=r"memory must be \"exact\" with optimizer \"sparse-adam\""
+    ):
+        Method(name="mine", optimizer="sparse-adam", memory="lean")
+    with pytest.raises(ValueError, match="body_optimizer must take dense gradients"):
+        settings(body_optimizer="sparse-adam")
+
+
 def test_learning_rates_fall_to_zero_in_equal_steps(corpus, monkeypatch):
     made = []
 
