@@ -20,6 +20,7 @@ from rich.table import Table
 
 from sketchoptim.diagnostics._text_table import readable_bytes
 
+from .drawing import plain_numbers
 from .locks import locked
 from .recipes import Contestant, load_recipe
 from .report.plots import as_svg, save_pngs
@@ -171,6 +172,7 @@ def _curve(findings: list[Findings], metric: str) -> Figure:
             points[result["steps"]] = result["valid"]  # the number in the table
         axes.plot(list(points), list(points.values()), color=color, label=finding.title, marker=".")
     axes.set(xlabel="steps", ylabel=f"validation {metric}", yscale="log")
+    plain_numbers(axes.yaxis)
     axes.grid(alpha=0.25, which="both")
     axes.legend(frameon=False)
     return figure
