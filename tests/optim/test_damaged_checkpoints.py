@@ -204,3 +204,14 @@ def test_what_a_run_did_leave_is_loaded(memory):
     other = Run.start(Plan(so.Adam, MEMORIES[memory]))
     other.optimizer.load_state_dict(saved(memory))
     assert other.optimizer.state[other.model.table.weight]["step"] == 3
+
+
+@pytest.mark.parametrize(
+    ("groups", "names"),
+    [(None, ["param_groups"]), ({}, ["param_groups"]), ([None], ["group"]), ([{}], ["params"])],
+)
+def test_groups_that_are_none_are_refused(groups, names):
+    optimizer = so.Adam([torch.nn.Parameter(torch.zeros(3, 2))])
+    with pytest.raises((ValueError, TypeError)) as raised:
+        optimizer.load_state_dict({"state": {}, "param_groups": groups})
+    assert [name for name in names if name not in str(raised.value)] == []

@@ -40,6 +40,7 @@ __all__ = [
     "Parts",
     "SketchView",
     "Table",
+    "copy_saved",
     "create",
     "declare",
     "drive_",
@@ -65,7 +66,7 @@ def create(storage: Storage, name: Name, table: Table, fill: float = 0.0) -> Par
 def empty(part: Part, shape: torch.Size, table: Table) -> Tensor:
     """Uninitialised memory for a part of the given shape, on the device where it belongs."""
     device = torch.device("cpu") if part.is_on_host else table.device
-    # Buckets are met in no order, which is what huge pages are for.
+    # A step reads buckets in random order, so they gain from huge pages.
     allocate = _pages.empty if part.by == "bucket" else torch.empty
     return allocate(shape, dtype=part.dtype or table.dtype, device=device)
 

@@ -60,8 +60,13 @@ def load_(optimizer: "Optimizer", packed: Packed) -> None:
     _torch_private.after_load(optimizer)
 
 
-def _checked_groups(optimizer: "Optimizer", saved_groups: list["Group"]) -> list["Group"]:
+def _checked_groups(optimizer: "Optimizer", saved_groups: Any) -> list["Group"]:
     """Copies of the saved groups, their memory as an object, where they fit the optimizer's."""
+    if not isinstance(saved_groups, list | tuple):
+        raise TypeError(
+            f"param_groups of the checkpoint must be a list, got {saved_groups!r}; "
+            "load what state_dict() gave"
+        )
     if len(saved_groups) != len(optimizer.param_groups):
         raise ValueError(
             f"the checkpoint must have {len(optimizer.param_groups)} parameter groups, got "
@@ -70,6 +75,7 @@ def _checked_groups(optimizer: "Optimizer", saved_groups: list["Group"]) -> list
     groups = []
     for number, (group, saved) in enumerate(zip(optimizer.param_groups, saved_groups, strict=True)):
         where = f"group {number}"
+        check_keys(f"{where} of the checkpoint", saved, required=("params",), optional=None)
         _check_options(where, optimizer.option_names(), set(saved))
         if len(saved["params"]) != len(group["params"]):
             raise ValueError(
