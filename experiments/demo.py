@@ -3,12 +3,10 @@
 experiments demo
 """
 
-import base64
 import html
 import math
 import shutil
 from collections.abc import Callable
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,8 @@ from sketchoptim.diagnostics._text_table import readable_bytes
 from .drawing import plain_numbers
 from .locks import locked
 from .recipes import Contestant, load_recipe
-from .report.plots import as_svg, save_pngs
+from .report.page import html_document, picture_tags
+from .report.plots import save_pngs
 from .reproduction import Findings, Reproduction, reproduce, run_folder, train_launcher
 
 _COLORS = ("#8a8a8a", "#1f77b4")
@@ -195,43 +194,18 @@ def _write_page(reproduction: Reproduction, folder: Path) -> Path:
     """The path of the page, after writing it, and its pictures as PNG files next to it."""
     pictures = figures(reproduction)
     save_pngs(pictures, folder)
-    images = "".join(
-        f"<figure><figcaption>{html.escape(caption)}</figcaption>"
-        f'<img alt="{html.escape(caption)}" '
-        f'src="data:image/svg+xml;base64,{base64.b64encode(as_svg(figure)).decode()}"></figure>'
-        for caption, figure in pictures.values()
-    )
     columns, rows = _comparison(reproduction)
     head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
     body = "".join(
         "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
     )
-    style = (files(f"{__package__}.report") / "style.css").read_text(encoding="utf-8")
-    title = html.escape(reproduction.recipe.title)
     about = html.escape(reproduction.recipe.sizes[reproduction.size].about)
-    path = folder / "report.html"
-    path.write_text(
-        f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}: sketchoptim</title>
-<style>{style}</style>
-</head>
-<body>
-<main>
-<h1>{title}</h1>
-<p>{html.escape(summary(reproduction))}</p>
+    main = f"""<p>{html.escape(summary(reproduction))}</p>
 <div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>
-<div class="figures">{images}</div>
+<div class="figures">{picture_tags(pictures)}</div>
 <p>{about}. Both methods start from the same weights, see the same words in the same order and take
 the same steps, each at the best learning rate of its own grid.</p>
-<pre>{html.escape(reproduction.command)}</pre>
-</main>
-</body>
-</html>
-""",
-        encoding="utf-8",
-    )
+<pre>{html.escape(reproduction.command)}</pre>"""
+    path = folder / "report.html"
+    path.write_text(html_document(reproduction.recipe.title, main), encoding="utf-8")
     return path

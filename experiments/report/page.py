@@ -7,6 +7,8 @@ from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
 
+from matplotlib.figure import Figure
+
 from ..reproduction import Reproduction
 from .plots import as_svg, figures, save_pngs
 from .table import comparison
@@ -16,21 +18,25 @@ def write_report(reproduction: Reproduction, folder: Path) -> Path:
     """The path of the page, after writing it, and its pictures as PNG files next to it."""
     pictures = figures(reproduction)
     save_pngs(pictures, folder)
-    images = "".join(
+    path = folder / "report.html"
+    path.write_text(_page(reproduction, picture_tags(pictures)), encoding="utf-8")
+    return path
+
+
+def picture_tags(pictures: dict[str, tuple[str, Figure]]) -> str:
+    """The pictures as HTML that holds them."""
+    return "".join(
         f"<figure><figcaption>{html.escape(caption)}</figcaption>"
         f'<img alt="{html.escape(caption)}" '
         f'src="data:image/svg+xml;base64,{base64.b64encode(as_svg(figure)).decode()}"></figure>'
         for caption, figure in pictures.values()
     )
-    path = folder / "report.html"
-    path.write_text(_page(reproduction, images), encoding="utf-8")
-    return path
 
 
-def _page(reproduction: Reproduction, images: str) -> str:
-    setting = reproduction.recipe.sizes[reproduction.size]
+def html_document(title: str, main: str) -> str:
+    """A page of its own: `title` is plain text, `main` is HTML."""
     style = (files(__package__) / "style.css").read_text(encoding="utf-8")
-    title = html.escape(reproduction.recipe.title)
+    title = html.escape(title)
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -42,7 +48,16 @@ def _page(reproduction: Reproduction, images: str) -> str:
 <body>
 <main>
 <h1>{title}</h1>
-<p>{html.escape(setting.about)}.</p>
+{main}
+</main>
+</body>
+</html>
+"""
+
+
+def _page(reproduction: Reproduction, images: str) -> str:
+    setting = reproduction.recipe.sizes[reproduction.size]
+    main = f"""<p>{html.escape(setting.about)}.</p>
 <p>Every method starts from the same weights, sees the same data in the same order and takes the
 same steps. {_tuning(reproduction)} {_seeds(reproduction)} {_clock(reproduction)}</p>
 <h2>Comparison</h2>
@@ -53,11 +68,8 @@ same steps. {_tuning(reproduction)} {_seeds(reproduction)} {_clock(reproduction)
 <pre>{html.escape(reproduction.command)}</pre>
 <p>{html.escape(reproduction.date)}. {html.escape(_origin(reproduction))}</p>
 <details><summary>Settings</summary><pre>{html.escape(_settings(reproduction))}</pre></details>
-<details><summary>Sweeps</summary><pre>{html.escape(_sweeps(reproduction))}</pre></details>
-</main>
-</body>
-</html>
-"""
+<details><summary>Sweeps</summary><pre>{html.escape(_sweeps(reproduction))}</pre></details>"""
+    return html_document(reproduction.recipe.title, main)
 
 
 def _table(reproduction: Reproduction) -> str:
