@@ -121,7 +121,8 @@ class Quantized(Storage):
     """A byte for each weight, and a float32 scale for each block of weights.
 
     For hidden layers, where every weight has a gradient in every step. Codes are spaced as in
-    8-bit Adam (Dettmers et al., 2022). Parameters below 4,096 elements are kept in float32.
+    8-bit Adam (Dettmers et al., 2022). Parameters below 4,096 elements and vectors are kept in
+    float32.
 
     Args:
         bits: Of a code; 8 is the only choice.

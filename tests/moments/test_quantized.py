@@ -16,8 +16,8 @@ from sketchoptim.moments._quantized import code_book, encoder
 
 SUM = Average(1.0, 1.0)
 CPU = torch.device("cpu")
-# Rows longer than a block, of a block, several to a block, and vectors.
-SHAPES = [(64, 300), (32, 256), (200, 64), (90, 100), (5000,), (20, 3, 100)]
+# Rows longer than a block, of a block, several to a block.
+SHAPES = [(64, 300), (32, 256), (200, 64), (90, 100), (5000, 1), (20, 3, 100)]
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is stepped by the reference kernels")
 
@@ -33,8 +33,9 @@ def test_both_moments_take_at_most_2_1_bytes_a_weight(dim):
     assert bytes_a_weight((5000, dim)) <= 2.1
 
 
-def test_a_small_parameter_is_kept_in_float32():
+def test_small_parameters_and_vectors_are_kept_in_float32():
     assert bytes_a_weight((63, 64)) == 8.0
+    assert bytes_a_weight((5000,)) == 8.0
     moment = opened(so.Quantized(), "first", rows=10, dim=3)
     values = torch.randn(10, 3, generator=torch.Generator().manual_seed(0))
     assert torch.equal(moved(moment, torch.arange(10), values, SUM), values)

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from .._rows import CHUNK_ELEMENTS
 from ..storage import Quantized
-from ._moment import Moment, Name, Part, Table
+from ._moment import Moment, Name, Part, Parts, Table
 
-# Below this many elements a tensor is kept in float32: scales and rounding would cost more than
-# the bytes are worth. As in bitsandbytes.
+# Below this many elements a tensor is kept in float32, as in bitsandbytes, and so are all vectors,
+# the norms and biases of a model: their bytes are few, and their blocks would cross the borders
+# between the processes that divide them.
 _FEWEST_ELEMENTS = 4096
 # The exponents of the code: powers of ten below the largest value of a block.
 _EXPONENTS = 7
@@ -104,7 +105,7 @@ class QuantizedMoment(Moment, storage=Quantized):
     def declare(cls, storage: Quantized, name: Name, table: Table, fill: float) -> tuple[Part, ...]:
         least = 0.0 if name == "second" else -math.inf
         shape = tuple(table.shape)
-        if table.shape.numel() < _FEWEST_ELEMENTS:
+        if table.shape.numel() < _FEWEST_ELEMENTS or len(table.shape) < 2:
             return (Part("uncoded", shape, by="row", initial=fill, least=least),)
         blocks = _Blocks.of(table.dim, storage.block)
         scales = (math.ceil(table.rows / blocks.rows), blocks.columns)
@@ -115,8 +116,8 @@ class QuantizedMoment(Moment, storage=Quantized):
             Part("scales", scales, by=by, combine="refused", initial=fill, least=0.0),
         )
 
-    def __init__(self, storage: Quantized, name: Name, tensors: dict[str, Tensor]) -> None:
-        super().__init__(storage, name, tensors)
+    def __init__(self, storage: Quantized, name: Name, tensors: Parts, first_row: int = 0) -> None:
+        super().__init__(storage, name, tensors, first_row)
         self.is_small = "uncoded" in tensors
         stored = tensors["uncoded" if self.is_small else "codes"]
         self.count = stored.shape[0] if stored.dim() else 1
