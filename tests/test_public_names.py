@@ -47,7 +47,7 @@ BUILDING_BLOCKS = ["Average", "FusedRule", "Optimizer", "Rule"]
 OPTIMIZER_NAMES = ["Adam", "AdamW", "RMSprop", "Adagrad", "SGD"]
 FUNCTIONS = ["OPTIMIZERS", "clip_grad_norm_", "from_torch", "to_torch"]
 
-LAST = "*, memory='lean', maximize=False, nonfinite='raise'"
+LAST = "*, memory='lean', maximize=False, nonfinite='raise', rounding=None"
 SIGNATURES = {
     "Adam": f"params, lr=0.001, betas=(0.9, 0.999), eps=1e-08, weight_decay=0.0, {LAST}",
     "AdamW": f"params, lr=0.001, betas=(0.9, 0.999), eps=1e-08, weight_decay=0.01, {LAST}",
@@ -56,7 +56,7 @@ SIGNATURES = {
     f"eps=1e-10, {LAST}",
     "SGD": "params, lr=0.001, momentum=0.0, dampening=0.0, weight_decay=0.0, nesterov=False, "
     f"{LAST}",
-    "optim.Optimizer": "params, *, memory, **options",
+    "optim.Optimizer": "params, *, memory, rounding=None, **options",
     "optim.Optimizer.rule": "self, group, step, *, memory, is_sparse",
     "optim.Rule": "update, first=None, second=None, maximize=False, weight_decay=0.0, "
     "reads_before=False",

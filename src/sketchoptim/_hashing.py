@@ -60,16 +60,20 @@ def seeded(seed: int, parameter: int | str, depth: int) -> Tensor:
     A hash row depends on its own index only, so two sketches of one parameter share their buckets
     even when their depths differ.
     """
-    key = splitmix64(seed % _WORD)
-    if isinstance(parameter, str):
-        key = splitmix64(splitmix64(key ^ _NAME_TAG) ^ fold_name(parameter))
-    else:
-        key = splitmix64(key ^ parameter)
+    key = parameter_key(seed, parameter)
     rows = []
     for row in range(depth):
         row_key = splitmix64(key ^ row)
         rows.append([splitmix64(row_key ^ word) for word in range(1, 5)])
     return _as_words(rows)
+
+
+def parameter_key(seed: int, parameter: int | str) -> int:
+    """The 64-bit key of a parameter, given by its name or its number; see `seeded`."""
+    key = splitmix64(seed % _WORD)
+    if isinstance(parameter, str):
+        return splitmix64(splitmix64(key ^ _NAME_TAG) ^ fold_name(parameter))
+    return splitmix64(key ^ parameter)
 
 
 def fold_name(name: str) -> int:

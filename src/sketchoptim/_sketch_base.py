@@ -45,6 +45,8 @@ class Sketch:
     """
 
     is_signed: bool
+    first_id: int = 0
+    """Added to every id that a moment names: its rows are a part of a table, from here on."""
 
     def __init__(
         self,
@@ -72,10 +74,11 @@ class Sketch:
         )
 
     @classmethod
-    def over(cls, **tensors: Any) -> Self:
+    def over(cls, *, first_id: int = 0, **tensors: Any) -> Self:
         """A sketch that works in place on the given tensors, as `tensors()` returns them."""
         sketch = cls.__new__(cls)
         sketch._bind(**tensors)
+        sketch.first_id = first_id
         return sketch
 
     def _bind(
@@ -219,6 +222,7 @@ class Sketch:
 
     def locate(self, ids: Tensor) -> Location:
         """The buckets and signs of ``ids[k]``."""
+        ids = self._hashed(ids)
         buckets = _hashing.buckets(self.words, ids, self.width)
         return Location(buckets, _hashing.signs(self.words, ids) if self.is_signed else None)
 
@@ -250,7 +254,7 @@ class Sketch:
         self, ids: Tensor, values: Tensor, at: Location, inverse: float, key: int
     ) -> None:
         """Adds one row after the other to its buckets, and rounds each bucket every time."""
-        noise = _rounding.noise(key, ids, self.dim)
+        noise = _rounding.noise(key, self._hashed(ids), self.dim)
         counters, buckets = self._flat_counters(), self._flat(at.buckets)
         for turn in _turns(buckets):
             here, rows = buckets[turn], turn % ids.numel()
@@ -320,7 +324,12 @@ class Sketch:
         """
         if key is None:
             return stored
-        return _rounding.to_bfloat16(stored, _rounding.noise(key, ids, self.dim))
+        noise = _rounding.noise(key, self._hashed(ids), self.dim)
+        return _rounding.to_bfloat16(stored, noise)
+
+    def _hashed(self, ids: Tensor) -> Tensor:
+        """The ids as they are hashed."""
+        return ids + self.first_id if self.first_id else ids
 
     def _as_counters(self, stored: Tensor) -> Tensor:
         """New values of all counters in their dtype, rounded by the number of the bucket."""
@@ -328,7 +337,8 @@ class Sketch:
         if key is None:
             return stored
         buckets = torch.arange(stored.shape[0] * stored.shape[1], device=stored.device)
-        return self._round(stored.flatten(0, 1), buckets, key).view(stored.shape)
+        noise = _rounding.noise(key, buckets, self.dim)
+        return _rounding.to_bfloat16(stored.flatten(0, 1), noise).view(stored.shape)
 
     def _checked_ids(self, ids: Tensor) -> Tensor:
         _check_tensor("ids", ids)

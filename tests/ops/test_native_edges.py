@@ -127,7 +127,7 @@ def test_a_check_finds_the_one_number_that_is_too_large(level, dim):
 
     def is_finite(values: Tensor) -> bool:
         gradient = sparse(torch.tensor([1]), values, parameter.shape)
-        return kernels.prepare(gradient, RULE, is_checked=True).is_finite
+        return kernels.prepare(gradient, RULE, is_checked=True, rounding_key=None).is_finite
 
     values = torch.full((1, dim), -LARGEST_GRADIENT)
     assert is_finite(values)
@@ -148,7 +148,7 @@ def test_a_step_keeps_less_than_two_copies_of_the_touched_rows(dtype, copies):
     gradient = sparse(ids, values, (rows, dim))
     with stepping_by(LEVELS[-1]):
         kernels, _ = find_kernels(parameter, lean_moments(parameter))
-        step = kernels.prepare(gradient, RULE, is_checked=True)
+        step = kernels.prepare(gradient, RULE, is_checked=True, rounding_key=None)
     assert step.is_finite
     kept = [it for it in (*step.kept, kernels.squares) if it is not None]
     own = {it.data_ptr(): it.nbytes for it in kept if it.data_ptr() != values.data_ptr()}

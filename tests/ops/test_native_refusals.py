@@ -107,7 +107,7 @@ def test_a_step_that_kernels_cannot_take_is_left_to_the_reference_with_a_reason(
     kernels, reason = kernels_for(contiguous(), so.Exact())
     assert kernels is not None
     assert reason is None
-    assert kernels.prepare(gradient, rule, is_checked=True) is None
+    assert kernels.prepare(gradient, rule, is_checked=True, rounding_key=None) is None
     assert re.search(expected, kernels.unsupported_reason(gradient, rule))
 
 
@@ -123,7 +123,7 @@ def test_the_same_has_a_kernel_otherwise():
         (contiguous(), expanded),
     ):
         kernels, _ = kernels_for(parameter, Sketched())
-        assert kernels.prepare(gradient, FUSED, is_checked=True) is not None
+        assert kernels.prepare(gradient, FUSED, is_checked=True, rounding_key=None) is not None
 
 
 def test_where_the_reference_was_asked_for_there_is_no_reason_to_warn_of():
@@ -255,4 +255,4 @@ def test_kernels_refuse_values_of_another_dtype(dtype):
     kernels, _ = kernels_for(contiguous(), so.RowWise())
     gradient = row_of(torch.ones(1, 4, dtype=dtype))
     with pytest.raises(ValueError, match="needs 4 contiguous elements of torch"):
-        kernels.prepare(gradient, FUSED, is_checked=True)
+        kernels.prepare(gradient, FUSED, is_checked=True, rounding_key=None)

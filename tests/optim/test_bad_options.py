@@ -41,7 +41,7 @@ BETAS = [
     ((0.9, 0.99, 0.999), ValueError, r"^betas must be two numbers"),
     (0.9, ValueError, r"^betas must be two numbers, got 0.9"),
 ]
-CHOICES = r"^nonfinite must be one of \['raise', 'skip'\], got "
+CHOICES = r"^nonfinite must be one of \['raise', 'skip', 'unchecked'\], got "
 BAD_OPTIONS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     *(
         (kind, {name: -0.1}, ValueError, rf"^{name} must be .*, got -0.1$")
@@ -57,6 +57,12 @@ BAD_OPTIONS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ),
     *((kind, {"nonfinite": "ignore"}, ValueError, f"{CHOICES}'ignore'$") for kind in OPTIMIZERS),
     ("Adam", {"nonfinite": None}, ValueError, f"{CHOICES}None$"),
+    (
+        "SGD",
+        {"rounding": "up"},
+        ValueError,
+        r"^rounding must be one of \[None, 'stochastic', 'nearest'\], got 'up'$",
+    ),
     ("SGD", {"nesterov": 1}, TypeError, "^nesterov must be True or False, got 1"),
     ("SGD", {"nesterov": True, "momentum": 0.0}, ValueError, "^nesterov needs momentum > 0"),
     (

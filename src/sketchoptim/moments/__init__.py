@@ -80,9 +80,13 @@ def _fresh(part: Part, table: Table) -> Tensor:
     return tensor.fill_(part.initial)
 
 
-def open_moment(storage: Storage, name: Name, tensors: Parts) -> Moment:
-    """The moment over tensors that `create` made."""
-    return _class_of(storage)(storage, name, tensors)
+def open_moment(storage: Storage, name: Name, tensors: Parts, *, first_row: int = 0) -> Moment:
+    """The moment over tensors that `create` made.
+
+    Where the parameter is a part of a larger table, from its row `first_row` on, rows keep their
+    numbers within the parameter; sketches hash the numbers that they have in the table.
+    """
+    return _class_of(storage)(storage, name, tensors, first_row)
 
 
 def state_mismatch(

@@ -169,7 +169,8 @@ class Moment:
         """The parts of a fresh moment whose every estimate is `fill`."""
         raise NotImplementedError
 
-    def __init__(self, storage: Storage, name: Name, tensors: Parts) -> None:
+    def __init__(self, storage: Storage, name: Name, tensors: Parts, first_row: int = 0) -> None:
+        """Over tensors that `create` made; a sketch hashes row ``i`` as ``i + first_row``."""
         self.storage, self.name, self.tensors = storage, name, tensors
 
     @property

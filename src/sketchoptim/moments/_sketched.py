@@ -74,13 +74,14 @@ class SketchedMoment(Moment, storage=Sketched):
             return "max"
         return "sum" if storage.decay == "linear" else "refused"
 
-    def __init__(self, storage: Sketched, name: Name, tensors: Parts) -> None:
-        super().__init__(storage, name, tensors)
+    def __init__(self, storage: Sketched, name: Name, tensors: Parts, first_row: int = 0) -> None:
+        super().__init__(storage, name, tensors, first_row)
         self.granularity = storage.granularity
+        parts = _sketch_parts(tensors)
         self.sketch = (
-            CountSketch.over(**_sketch_parts(tensors))
+            CountSketch.over(first_id=first_row, **parts)
             if name == "first"
-            else CountMinSketch.over(conservative=storage.conservative, **_sketch_parts(tensors))
+            else CountMinSketch.over(conservative=storage.conservative, first_id=first_row, **parts)
         )
 
     def kernel_view(self) -> SketchView:
@@ -125,7 +126,7 @@ class SketchedMoment(Moment, storage=Sketched):
         if self.storage.fold_when is None or self.sketch.width % 2:
             return False
         copies = {part: tensor.clone() for part, tensor in self.tensors.items()}
-        trial = type(self)(self.storage, self.name, copies)
+        trial = type(self)(self.storage, self.name, copies)  # over the whole table's rows
         trial.fold_()
         rows = int(self.tensors["items"].item())
         return estimate_error(trial.sketch, rows).relative < self.storage.fold_when
@@ -194,7 +195,8 @@ class ConservativeMoment(SketchedMoment):
         self._raised: CountMinSketch | None = None
         if touched * self.sketch.dim > self.sketch.counters.numel():
             parts = {**_sketch_parts(self.tensors), "counters": self.sketch.counters.clone()}
-            self._raised = CountMinSketch.over(conservative=True, **parts)
+            first_id = self.sketch.first_id
+            self._raised = CountMinSketch.over(conservative=True, first_id=first_id, **parts)
 
     def update_(self, ids: Tensor, values: Tensor) -> Tensor:
         at = self.sketch.locate(ids)

@@ -33,8 +33,14 @@ class Kernels(Protocol):
     They hold for the tensors they were made with, as long as those stay where they are in memory.
     """
 
-    def prepare(self, gradient: Tensor, rule: AnyRule, *, is_checked: bool) -> PreparedStep | None:
-        """The next step, one at a time; None where there is no kernel for this gradient or rule."""
+    def prepare(
+        self, gradient: Tensor, rule: AnyRule, *, is_checked: bool, rounding_key: int | None
+    ) -> PreparedStep | None:
+        """The next step, one at a time; None where there is no kernel for this gradient or rule.
+
+        Unless `is_checked`, the gradient is taken to be finite. With a key, new rows of bfloat16 or
+        float16 are rounded stochastically by the bits of `_rounding.noise`, else to nearest.
+        """
 
     def unsupported_reason(self, gradient: Tensor, rule: AnyRule) -> str:
         """Why `prepare` gave None, and the remedy."""
@@ -53,10 +59,14 @@ def reference_only() -> Iterator[None]:
         _is_reference_only.reset(token)
 
 
-def find_kernels(parameter: Tensor, moments: Moments) -> tuple[Kernels | None, str | None]:
+def find_kernels(
+    parameter: Tensor, moments: Moments, *, first_row: int = 0
+) -> tuple[Kernels | None, str | None]:
     """The kernels for a parameter with these moments, or the reason why there are none.
 
-    Neither where the whole process runs on the reference, which has been said already.
+    Neither where the whole process runs on the reference, which has been said already. Where the
+    parameter is a part of a larger table, from its row `first_row` on, gradients and moments by row
+    keep the part's numbers, while sketches and rounding take those of the table.
     """
     if _is_reference_only.get():
         return None, None
@@ -64,5 +74,7 @@ def find_kernels(parameter: Tensor, moments: Moments) -> tuple[Kernels | None, s
         return None, f"there are no kernels for the device {parameter.device} yet"
     if _native.library() is None:
         return None, None
-    reason = cpu.unsupported_reason(parameter, moments)
-    return (cpu.CpuKernels(parameter, moments), None) if reason is None else (None, reason)
+    reason = cpu.unsupported_reason(parameter, moments, first_row)
+    if reason is not None:
+        return None, reason
+    return cpu.CpuKernels(parameter, moments, first_row=first_row), None

@@ -30,13 +30,13 @@ _ROWS_KEPT = 1 << 14
 _CONSTANTS_FROM = FusedRule._fields.index("eps")
 
 
-def unsupported_reason(parameter: Tensor, moments: Moments) -> str | None:
+def unsupported_reason(parameter: Tensor, moments: Moments, first_row: int = 0) -> str | None:
     """Why there are no kernels for a parameter with these moments, and the remedy, or None."""
     if parameter.dtype not in _DTYPES:
         known = ", ".join(str(dtype) for dtype in _DTYPES)
         return f"there is no kernel for {parameter.dtype}; use one of {known}"
-    if parameter.shape[:1].numel() > _hashing.MAX_ID + 1:
-        return f"it has more than {_hashing.MAX_ID + 1} rows; use several tables"
+    if first_row + parameter.shape[:1].numel() > _hashing.MAX_ID + 1:
+        return f"its table has more than {_hashing.MAX_ID + 1} rows; use several tables"
     for moment in moments:
         if moment is not None:
             reason = _unsupported_storage(moment)
@@ -82,7 +82,7 @@ class CpuKernels:
     thirty times its cost in a loop. So everything known in advance is computed here.
     """
 
-    def __init__(self, parameter: Tensor, moments: Moments) -> None:
+    def __init__(self, parameter: Tensor, moments: Moments, *, first_row: int = 0) -> None:
         library = _native.library()
         assert library is not None  # find_kernels() has looked
         self.library, self.parameter = library, parameter
@@ -107,7 +107,9 @@ class CpuKernels:
         reason = _unsupported_layout(gradient, "its gradient")
         return reason or "its rule is no FusedRule, so only the reference knows it"
 
-    def prepare(self, gradient: Tensor, rule: AnyRule, *, is_checked: bool) -> "_CpuStep | None":
+    def prepare(
+        self, gradient: Tensor, rule: AnyRule, *, is_checked: bool, rounding_key: int | None
+    ) -> "_CpuStep | None":
         """The step along a gradient, its equal ids grouped, once its rows are known to exist."""
         is_sparse = gradient.is_sparse
         is_readable = is_sparse or (gradient.is_contiguous() and not gradient.is_neg())

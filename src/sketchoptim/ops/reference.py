@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from .. import _rounding
 from .._rows import Chunk, of_gradient
 from .._sketch import LARGEST_VALUE
 from .._torch_private import entries
@@ -18,13 +19,18 @@ LARGEST_GRADIENT = math.sqrt(LARGEST_VALUE)
 
 
 class Reference:
-    """Steps one parameter by torch's operations, on any device, for any storage and rule."""
+    """Steps one parameter by torch's operations, on any device, for any storage and rule.
 
-    def __init__(self, parameter: Tensor, moments: Moments) -> None:
-        self.parameter, self.moments = parameter, moments
+    `first_row` is the number of the parameter's first row in the table that it is a part of.
+    """
+
+    def __init__(self, parameter: Tensor, moments: Moments, *, first_row: int = 0) -> None:
+        self.parameter, self.moments, self.first_row = parameter, moments, first_row
 
     @torch.no_grad()
-    def prepare(self, gradient: Tensor, rule: AnyRule, *, is_checked: bool) -> "ReferenceStep":
+    def prepare(
+        self, gradient: Tensor, rule: AnyRule, *, is_checked: bool, rounding_key: int | None
+    ) -> "ReferenceStep":
         """The step along a gradient whose rows exist; nothing has changed yet."""
         if rule.reads_before and rule.weight_decay:
             raise ValueError(
@@ -32,7 +38,7 @@ class Reference:
                 f"{rule.weight_decay}; shrink the rows in its update instead"
             )
         check_ids(self.parameter, gradient)
-        step = ReferenceStep(self.parameter, self.moments, gradient, rule)
+        step = ReferenceStep(self, gradient, rule, rounding_key)
         step.is_finite = not is_checked or step.has_finite_gradient()
         return step
 
@@ -43,9 +49,10 @@ class ReferenceStep:
     is_finite: bool
 
     def __init__(
-        self, parameter: Tensor, moments: Moments, gradient: Tensor, rule: AnyRule
+        self, reference: Reference, gradient: Tensor, rule: AnyRule, rounding_key: int | None
     ) -> None:
-        self.parameter, self.moments, self.rule = parameter, moments, rule
+        self.parameter, self.moments = reference.parameter, reference.moments
+        self.first_row, self.rule, self.rounding_key = reference.first_row, rule, rounding_key
         self.rows = of_gradient(gradient)
         self.touched = len(self.rows)
 
@@ -100,11 +107,17 @@ class ReferenceStep:
         return rows.reshape(chunk.gradient.shape).to(chunk.gradient.dtype)
 
     def _write_(self, chunk: Chunk, rows: Tensor) -> None:
-        if self.parameter.dim():
-            shaped = rows.to(self.parameter.dtype).view(-1, *self.parameter.shape[1:])
-            self.parameter[chunk.at] = shaped
+        dtype = self.parameter.dtype
+        if self.rounding_key is None:
+            rounded = rows.to(dtype)
         else:
-            self.parameter.copy_(rows.view(()))
+            ids = chunk.ids + self.first_row
+            noise = _rounding.noise(self.rounding_key, ids, rows.shape[1])
+            rounded = _rounding.to_half(rows.float(), dtype, noise)
+        if self.parameter.dim():
+            self.parameter[chunk.at] = rounded.view(-1, *self.parameter.shape[1:])
+        else:
+            self.parameter.copy_(rounded.view(()))
 
 
 def check_ids(parameter: Tensor, gradient: Tensor) -> None:

@@ -29,7 +29,7 @@ class Adagrad(Optimizer):
         weight_decay: Joins the gradient (of touched rows, where it is sparse).
         initial_accumulator_value: The value that v starts from.
         eps: Added to the root of the sum.
-        memory, maximize, nonfinite: As in `Adam`; `memory.first` is not used.
+        memory, maximize, nonfinite, rounding: As in `Adam`; `memory.first` is not used.
     """
 
     moment_names = ("second",)
@@ -46,7 +46,8 @@ class Adagrad(Optimizer):
         *,
         memory: str | Memory = "lean",
         maximize: bool = False,
-        nonfinite: Literal["raise", "skip"] = "raise",
+        nonfinite: Literal["raise", "skip", "unchecked"] = "raise",
+        rounding: Literal["stochastic", "nearest"] | None = None,
     ) -> None:
         super().__init__(
             params,
@@ -58,6 +59,7 @@ class Adagrad(Optimizer):
             memory=memory,
             maximize=maximize,
             nonfinite=nonfinite,
+            rounding=rounding,
         )
 
     def check_options(self, group: Group) -> None:

@@ -42,7 +42,13 @@ class Adam(Optimizer):
         maximize: Climb instead of descending.
         nonfinite: What a compressed parameter does with a gradient that is not finite: "raise"
             refuses the whole step, "skip" leaves the parameter as it is and counts the step in
-            ``state["skipped"]``. Exact parameters do what torch.optim does.
+            ``state["skipped"]``. "unchecked" does not look, which saves time: for gradients that
+            something else has checked, such as a `GradScaler`. Exact parameters do what torch.optim
+            does.
+        rounding: How new weights of a compressed bfloat16 or float16 parameter are rounded:
+            "stochastic", also meant by None, up or down at random so that the mean is right and
+            small steps are not lost; or "nearest". The same run gives the same weights. It has no
+            effect on wider parameters, nor on exact ones, which are rounded as torch.optim does.
 
     >>> table = torch.nn.Embedding(10_000, 64, sparse=True)
     >>> optimizer = Adam(table.parameters(), lr=0.01)
@@ -64,7 +70,8 @@ class Adam(Optimizer):
         *,
         memory: str | Memory = "lean",
         maximize: bool = False,
-        nonfinite: Literal["raise", "skip"] = "raise",
+        nonfinite: Literal["raise", "skip", "unchecked"] = "raise",
+        rounding: Literal["stochastic", "nearest"] | None = None,
     ) -> None:
         super().__init__(
             params,
@@ -76,6 +83,7 @@ class Adam(Optimizer):
             memory=memory,
             maximize=maximize,
             nonfinite=nonfinite,
+            rounding=rounding,
         )
 
     def check_options(self, group: Group) -> None:
@@ -156,7 +164,8 @@ class AdamW(Adam):
         *,
         memory: str | Memory = "lean",
         maximize: bool = False,
-        nonfinite: Literal["raise", "skip"] = "raise",
+        nonfinite: Literal["raise", "skip", "unchecked"] = "raise",
+        rounding: Literal["stochastic", "nearest"] | None = None,
     ) -> None:
         super().__init__(
             params,
@@ -167,4 +176,5 @@ class AdamW(Adam):
             memory=memory,
             maximize=maximize,
             nonfinite=nonfinite,
+            rounding=rounding,
         )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from .. import moments, ops
+from .. import _rounding, moments, ops
 from .._validation import PLAIN_TENSORS
 from ..moments import Moment, Moments, Name, Parts, Table
 from ..ops import AnyRule
@@ -48,6 +48,8 @@ class Binding:
     """Whether its dense gradients go to torch.optim's own function."""
     refuses_nonfinite: bool
     """Whether gradients must be finite: a compressed moment would carry a NaN to other rows."""
+    rounding_seed: int | None
+    """Seeds the stochastic rounding of its weights; None where they are rounded to nearest."""
     is_watched: bool
     """Whether a step of it may call for a warning."""
     step_count: ctypes.c_double
@@ -93,20 +95,26 @@ class Binding:
         return True
 
     def prepare(
-        self, gradient: Tensor, rule: AnyRule, number: int, nonfinite: Literal["raise", "skip"]
+        self,
+        gradient: Tensor,
+        rule: AnyRule,
+        number: int,
+        nonfinite: Literal["raise", "skip", "unchecked"],
     ) -> "BoundStep":
         """Step number `number` along a gradient, checked; nothing has changed yet."""
-        is_checked = self.refuses_nonfinite
+        is_checked = self.refuses_nonfinite and nonfinite != "unchecked"
+        seed = self.rounding_seed
+        key = None if seed is None else _rounding.weights_key(seed, number)
         reason: str | None = None
         step: ops.PreparedStep | None = None
         if self.kernels is not None:
-            step = self.kernels.prepare(gradient, rule, is_checked=is_checked)
+            step = self.kernels.prepare(gradient, rule, is_checked=is_checked, rounding_key=key)
         if step is None:
             reason = self.fallback_reason
             if self.kernels is not None:
                 reason = self.kernels.unsupported_reason(gradient, rule)
             reference = ops.Reference(self.parameter, self.moments)
-            step = reference.prepare(gradient, rule, is_checked=is_checked)
+            step = reference.prepare(gradient, rule, is_checked=is_checked, rounding_key=key)
         if not step.is_finite and nonfinite == "raise":
             decayed = ", with the weights that decay into it," if rule.weight_decay else ""
             raise ValueError(
@@ -161,6 +169,7 @@ def bind(
         "options": options,
         "group_memory": group["memory"],
         "refuses_nonfinite": not memory.is_exact,
+        "rounding_seed": _rounding_seed(optimizer, parameter, group, memory),
         "delegates_to_torch": (
             optimizer.torch_step_ is not None
             and memory.is_exact
@@ -239,6 +248,18 @@ def live_moments(optimizer: "Optimizer", parameter: Tensor, group: "Group") -> M
     """The moments of a parameter that has state, to look at or to fill."""
     storages = optimizer.storages(group, optimizer.memory_in_force(parameter, group))
     return open_moments(storages, optimizer.state[parameter])
+
+
+def _rounding_seed(
+    optimizer: "Optimizer", parameter: Tensor, group: "Group", memory: Memory
+) -> int | None:
+    if (
+        memory.is_exact
+        or group["rounding"] == "nearest"
+        or parameter.dtype not in _rounding.ROUNDED_DTYPES
+    ):
+        return None
+    return _rounding.weights_seed(key_of(parameter, optimizer))
 
 
 def _table(optimizer: "Optimizer", parameter: Tensor) -> Table:

@@ -11,7 +11,7 @@ def is_fixed(value: object) -> bool:
     """Whether an option that is the same object is the same option, unlike a tensor or a list."""
     if isinstance(value, tuple):
         return all(is_fixed(part) for part in value)
-    return isinstance(value, float | int | str | Memory)
+    return value is None or isinstance(value, float | int | str | Memory)
 
 
 def is_wrapper(tensor: Tensor) -> bool:

@@ -27,7 +27,7 @@ _KINDS: dict[type[torch.optim.Optimizer], tuple[type[Optimizer], dict[Name, str]
 _TAKE_NO_SPARSE = (torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop)
 # How torch.optim computes, not what: nothing is lost without them.
 _DROPPED_FLAGS = {"foreach", "fused"}
-_OUR_OPTIONS = {"memory", "compress_dense", "nonfinite"}
+_OUR_OPTIONS = {"memory", "compress_dense", "nonfinite", "rounding"}
 
 
 @torch.no_grad()

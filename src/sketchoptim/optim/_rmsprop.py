@@ -28,7 +28,7 @@ class RMSprop(Optimizer):
         alpha: Decay of the mean.
         eps: Added to the root of the mean.
         weight_decay: Joins the gradient (of touched rows, where it is sparse).
-        memory, maximize, nonfinite: As in `Adam`; `memory.first` is not used.
+        memory, maximize, nonfinite, rounding: As in `Adam`; `memory.first` is not used.
     """
 
     moment_names = ("second",)
@@ -44,7 +44,8 @@ class RMSprop(Optimizer):
         *,
         memory: str | Memory = "lean",
         maximize: bool = False,
-        nonfinite: Literal["raise", "skip"] = "raise",
+        nonfinite: Literal["raise", "skip", "unchecked"] = "raise",
+        rounding: Literal["stochastic", "nearest"] | None = None,
     ) -> None:
         super().__init__(
             params,
@@ -55,6 +56,7 @@ class RMSprop(Optimizer):
             memory=memory,
             maximize=maximize,
             nonfinite=nonfinite,
+            rounding=rounding,
         )
 
     def check_options(self, group: Group) -> None:

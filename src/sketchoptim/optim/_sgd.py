@@ -35,7 +35,7 @@ class SGD(Optimizer):
         dampening: Share of the gradient that does not enter the momentum.
         weight_decay: Joins the gradient (of touched rows, where it is sparse).
         nesterov: Look ahead; needs momentum and no dampening.
-        memory, maximize, nonfinite: As in `Adam`; `memory.second` is not used.
+        memory, maximize, nonfinite, rounding: As in `Adam`; `memory.second` is not used.
     """
 
     moment_names = ("first",)
@@ -53,7 +53,8 @@ class SGD(Optimizer):
         *,
         memory: str | Memory = "lean",
         maximize: bool = False,
-        nonfinite: Literal["raise", "skip"] = "raise",
+        nonfinite: Literal["raise", "skip", "unchecked"] = "raise",
+        rounding: Literal["stochastic", "nearest"] | None = None,
     ) -> None:
         super().__init__(
             params,
@@ -65,6 +66,7 @@ class SGD(Optimizer):
             memory=memory,
             maximize=maximize,
             nonfinite=nonfinite,
+            rounding=rounding,
         )
 
     def check_options(self, group: Group) -> None:

@@ -49,9 +49,11 @@ class Optimizer(torch.optim.Optimizer):
     torch_step_: Callable[[Group, list[Binding]], None] | None = None
     """Steps parameters with dense gradients and exact moments; None where torch has no such."""
 
-    def __init__(self, params: Any, *, memory: str | Memory, **options: Any) -> None:
+    def __init__(
+        self, params: Any, *, memory: str | Memory, rounding: str | None = None, **options: Any
+    ) -> None:
         self._reset_caches_()
-        super().__init__(params, {**options, "memory": Memory.of(memory)})
+        super().__init__(params, {**options, "memory": Memory.of(memory), "rounding": rounding})
 
     # -- what a subclass gives ---------------------------------------------------------------
 
@@ -64,7 +66,8 @@ class Optimizer(torch.optim.Optimizer):
         check_number("lr", group["lr"], allow_tensor=True)
         check_number("weight_decay", group["weight_decay"], allow_tensor=True)
         check_flag("maximize", group["maximize"])
-        check_choice("nonfinite", group["nonfinite"], ("raise", "skip"))
+        check_choice("nonfinite", group["nonfinite"], ("raise", "skip", "unchecked"))
+        check_choice("rounding", group["rounding"], (None, "stochastic", "nearest"))
         if not isinstance(group["memory"], Memory):
             raise TypeError(
                 f"memory of a group must be a Memory, got {group['memory']!r}; "
