@@ -15,6 +15,7 @@ from . import _exact, _quantized, _rank_one, _row_wise, _top_singular  # noqa: F
 from ._moment import (
     ArrayView,
     Average,
+    Drive,
     KernelView,
     Moment,
     Moments,
@@ -31,6 +32,7 @@ from ._sketched import load_limit
 __all__ = [
     "ArrayView",
     "Average",
+    "Drive",
     "KernelView",
     "Moment",
     "Moments",
@@ -72,7 +74,7 @@ def empty(part: Part, shape: torch.Size, table: Table) -> Tensor:
 
 
 def _fresh(part: Part, table: Table) -> Tensor:
-    tensor = empty(part, torch.Size(part.shape), table)
+    tensor = empty(part, torch.Size(part.held_shape(table)), table)
     if tensor.is_meta:
         return tensor
     if isinstance(part.initial, Tensor):
@@ -80,13 +82,15 @@ def _fresh(part: Part, table: Table) -> Tensor:
     return tensor.fill_(part.initial)
 
 
-def open_moment(storage: Storage, name: Name, tensors: Parts, *, first_row: int = 0) -> Moment:
+def open_moment(
+    storage: Storage, name: Name, tensors: Parts, *, held: range | None = None
+) -> Moment:
     """The moment over tensors that `create` made.
 
-    Where the parameter is a part of a larger table, from its row `first_row` on, rows keep their
-    numbers within the parameter; sketches hash the numbers that they have in the table.
+    Where this process holds some rows of a larger table, rows keep their numbers within the part
+    that it holds; sketches hash the numbers that they have in the table.
     """
-    return _class_of(storage)(storage, name, tensors, first_row)
+    return _class_of(storage)(storage, name, tensors, held)
 
 
 def state_mismatch(
@@ -106,7 +110,7 @@ def state_mismatch(
         tensor = tensors[part.name]
         if not isinstance(tensor, Tensor):
             return f"its {name}_{part.name} is a {type(tensor).__name__}, not a tensor"
-        mismatch = part.mismatch(tensor, table.dtype if is_live else None)
+        mismatch = part.mismatch(tensor, table, is_live=is_live)
         if mismatch is not None:
             return f"its {name}_{part.name} {mismatch}"
     return None

@@ -49,6 +49,8 @@ class Table:
     device: torch.device
     key: int | str = 0
     """The parameter's name, else its number in its optimizer: the hash is seeded from it."""
+    held: range | None = None
+    """The rows that this process holds, where they are divided among processes; None: all."""
 
     @property
     def rows(self) -> int:
@@ -85,6 +87,12 @@ class Part:
         """How it is laid out where the parameter's rows are sharded over processes."""
         return "rows" if self.by == "row" else "replicated"
 
+    def held_shape(self, table: Table) -> tuple[int, ...]:
+        """The shape of what this process keeps of it."""
+        if table.held is None or self.sharding == "replicated":
+            return self.shape
+        return (len(table.held), *self.shape[1:])
+
     @property
     def is_bookkeeping(self) -> bool:
         """Whether it holds hash words or a host number instead of the moment's own numbers."""
@@ -93,13 +101,17 @@ class Part:
     def nbytes(self, parameter_dtype: torch.dtype) -> int:
         return math.prod(self.shape) * (self.dtype or parameter_dtype).itemsize
 
-    def mismatch(self, tensor: Tensor, parameter_dtype: torch.dtype | None) -> str | None:
-        """Why a tensor cannot be this part, or None; without a dtype, any float will do."""
+    def mismatch(self, tensor: Tensor, table: Table, *, is_live: bool) -> str | None:
+        """Why a tensor cannot be this part, or None.
+
+        A part in the parameter's dtype may have any float's where it is not live: it will be cast.
+        """
         if tensor.layout != torch.strided:
             return f"is {tensor.layout}, not dense"
-        if tuple(tensor.shape) not in (self.shape, *self.other_shapes):
-            return f"has shape {list(tensor.shape)}, not {list(self.shape)}"
-        dtype = self.dtype or parameter_dtype
+        shape = self.held_shape(table)
+        if tuple(tensor.shape) not in (shape, *self.other_shapes):
+            return f"has shape {list(tensor.shape)}, not {list(shape)}"
+        dtype = self.dtype or (table.dtype if is_live else None)
         if dtype is None and not tensor.is_floating_point():
             return f"is {tensor.dtype}, not floating point"
         if dtype is not None and tensor.dtype != dtype:
@@ -138,9 +150,13 @@ KernelView = ArrayView | SketchView
 class Moment:
     """One moment of one parameter, over tensors that live in the optimizer's state.
 
-    Rows go through it by `drive_`: `begin_`, then `gather_` with all rows if `gathers`, then
+    Rows go through it by a `Drive`: `begin_`, then `gather_` with all rows if `gathers`, then
     `update_` with all rows, then `end_`. Rows come in chunks of unique ids, ascending over the
     whole step.
+
+    Where the rows of a table are divided among processes, each process sends its own rows through.
+    A moment that `gathers` then keeps apart what they add to parts that all processes have, for
+    `take_gathered_`, until the processes have summed it.
     """
 
     gathers: ClassVar[bool] = False
@@ -169,9 +185,11 @@ class Moment:
         """The parts of a fresh moment whose every estimate is `fill`."""
         raise NotImplementedError
 
-    def __init__(self, storage: Storage, name: Name, tensors: Parts, first_row: int = 0) -> None:
-        """Over tensors that `create` made; a sketch hashes row ``i`` as ``i + first_row``."""
-        self.storage, self.name, self.tensors = storage, name, tensors
+    def __init__(
+        self, storage: Storage, name: Name, tensors: Parts, held: range | None = None
+    ) -> None:
+        """Over tensors that `create` made, for the rows of the table that this process holds."""
+        self.storage, self.name, self.tensors, self.held = storage, name, tensors, held
 
     @property
     def is_exact(self) -> bool:
@@ -196,6 +214,17 @@ class Moment:
 
     def gather_(self, ids: Tensor, values: Tensor) -> None:
         """Takes in ``values[k, dim]`` of ``ids[k]`` before any estimate is asked for."""
+
+    @property
+    def gathered(self) -> Tensor | None:
+        """What the rows of this process add to a part that all have; None where nothing is shared.
+
+        The processes sum it between `gather_` and `update_`.
+        """
+        return None
+
+    def take_gathered_(self) -> None:
+        """Takes in what the processes have gathered together."""
 
     def update_(self, ids: Tensor, values: Tensor) -> Tensor:
         """The estimates after the step, ``[k, dim]`` or ``[k, 1]`` when one stands for a row."""
@@ -245,42 +274,66 @@ class Move(NamedTuple):
     values: Callable[[Tensor], Tensor]
 
 
-def drive_(
-    moves: Sequence[Move],
-    rows: Rows,
-    *,
-    gradients: Callable[[], Iterator[Chunk]] | None = None,
-    visit: Callable[[Chunk, list[Tensor]], None] | None = None,
-    as_readings: bool = False,
-) -> None:
+class Drive:
     """Sends rows through moments: the one place that begins, gathers, updates and ends.
 
     Args:
         moves: The moments; their rows go through together.
         rows: What a step touches.
         gradients: The chunks to take instead of those of `rows`, called once for each pass.
-        visit: Called with each chunk and the estimates of its rows, one for each moment.
-        as_readings: Estimates are `readings`, which the caller combines itself.
     """
-    chunks = rows.chunks if gradients is None else gradients
-    for move in moves:
-        move.moment.begin_(move.average, len(rows))
-    gathering = [move for move in moves if move.moment.gathers]
-    if gathering:
-        for chunk in chunks():
-            for move in gathering:
-                move.moment.gather_(chunk.ids, move.values(chunk.gradient))
-    for chunk in chunks():
-        estimates = [
-            move.moment.readings(chunk.ids)
-            if as_readings
-            else move.moment.update_(chunk.ids, move.values(chunk.gradient))
-            for move in moves
-        ]
-        if visit is not None:
-            visit(chunk, estimates)
-    for move in moves:
-        move.moment.end_()
+
+    def __init__(
+        self,
+        moves: Sequence[Move],
+        rows: Rows,
+        gradients: Callable[[], Iterator[Chunk]] | None = None,
+    ) -> None:
+        self.moves, self.touched = moves, len(rows)
+        self.chunks = rows.chunks if gradients is None else gradients
+
+    def gather_(self) -> None:
+        """Begins, and shows all rows to the moments whose estimates depend on all of them."""
+        for move in self.moves:
+            move.moment.begin_(move.average, self.touched)
+        gathering = [move for move in self.moves if move.moment.gathers]
+        if gathering:
+            for chunk in self.chunks():
+                for move in gathering:
+                    move.moment.gather_(chunk.ids, move.values(chunk.gradient))
+
+    def update_(
+        self,
+        visit: Callable[[Chunk, list[Tensor]], None] | None = None,
+        *,
+        as_readings: bool = False,
+    ) -> None:
+        """Moves the moments, after `gather_`, and ends.
+
+        Args:
+            visit: Called with each chunk and the estimates of its rows, one for each moment.
+            as_readings: Estimates are `readings`, which the caller combines itself.
+        """
+        for move in self.moves:
+            move.moment.take_gathered_()
+        for chunk in self.chunks():
+            estimates = [
+                move.moment.readings(chunk.ids)
+                if as_readings
+                else move.moment.update_(chunk.ids, move.values(chunk.gradient))
+                for move in self.moves
+            ]
+            if visit is not None:
+                visit(chunk, estimates)
+        for move in self.moves:
+            move.moment.end_()
+
+
+def drive_(moves: Sequence[Move], rows: Rows) -> None:
+    """Sends rows through moments at once."""
+    drive = Drive(moves, rows)
+    drive.gather_()
+    drive.update_()
 
 
 def row_sums(values: Tensor) -> Tensor:

@@ -116,8 +116,10 @@ class QuantizedMoment(Moment, storage=Quantized):
             Part("scales", scales, by=by, combine="refused", initial=fill, least=0.0),
         )
 
-    def __init__(self, storage: Quantized, name: Name, tensors: Parts, first_row: int = 0) -> None:
-        super().__init__(storage, name, tensors, first_row)
+    def __init__(
+        self, storage: Quantized, name: Name, tensors: Parts, held: range | None = None
+    ) -> None:
+        super().__init__(storage, name, tensors, held)
         self.is_small = "uncoded" in tensors
         stored = tensors["uncoded" if self.is_small else "codes"]
         self.count = stored.shape[0] if stored.dim() else 1

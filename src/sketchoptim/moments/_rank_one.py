@@ -17,6 +17,7 @@ class RankOneMoment(Moment, storage=RankOne):
 
     gathers = True
     decays_whole = True
+    _added: Tensor | None = None  # to the columns, where rows are divided among several processes
 
     @classmethod
     def declare(cls, storage: RankOne, name: Name, table: Table, fill: float) -> tuple[Part, ...]:
@@ -47,11 +48,23 @@ class RankOneMoment(Moment, storage=RankOne):
         if self.scale < SMALLEST_SCALE:  # rows over it would overflow
             self.rows.mul_(self.scale.item())
             self.scale.fill_(1.0)
+        if self.held is not None:
+            self._added = torch.zeros_like(self.columns)
 
     def gather_(self, ids: Tensor, values: Tensor) -> None:
         added = row_sums(values).squeeze(1) * (self.average.weight / self.scale.item())
         self.rows.index_add_(0, ids, added.to(self.rows.dtype))
-        self.columns.add_(values.sum(0), alpha=self.average.weight)
+        columns = self.columns if self._added is None else self._added
+        columns.add_(values.sum(0), alpha=self.average.weight)
+
+    @property
+    def gathered(self) -> Tensor | None:
+        return self._added
+
+    def take_gathered_(self) -> None:
+        if self._added is not None:
+            self.columns.add_(self._added)
+            self._added = None
 
     def update_(self, ids: Tensor, values: Tensor) -> Tensor:
         return self.estimate(ids).to(values.dtype)

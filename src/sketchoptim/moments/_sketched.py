@@ -74,14 +74,22 @@ class SketchedMoment(Moment, storage=Sketched):
             return "max"
         return "sum" if storage.decay == "linear" else "refused"
 
-    def __init__(self, storage: Sketched, name: Name, tensors: Parts, first_row: int = 0) -> None:
-        super().__init__(storage, name, tensors, first_row)
+    def __init__(
+        self, storage: Sketched, name: Name, tensors: Parts, held: range | None = None
+    ) -> None:
+        super().__init__(storage, name, tensors, held)
         self.granularity = storage.granularity
-        parts = _sketch_parts(tensors)
-        self.sketch = (
-            CountSketch.over(first_id=first_row, **parts)
-            if name == "first"
-            else CountMinSketch.over(conservative=storage.conservative, first_id=first_row, **parts)
+        self.sketch = self._over(tensors["counters"])
+
+    def _over(self, counters: Tensor) -> Sketch:
+        """The sketch over counters of its own, with the hash and the scale of this one."""
+        parts = {part: self.tensors.get(part) for part in ("scale", "words", "writes", "start")}
+        first_id = 0 if self.held is None else self.held.start
+        if self.name == "first":
+            return CountSketch.over(counters=counters, first_id=first_id, **parts)
+        is_conservative = self.storage.conservative
+        return CountMinSketch.over(
+            conservative=is_conservative, counters=counters, first_id=first_id, **parts
         )
 
     def kernel_view(self) -> SketchView:
@@ -159,13 +167,26 @@ class LinearMoment(SketchedMoment):
     form = "linear"
     gathers = True
     decays_whole = True
+    _added: Sketch | None = None  # what this process adds, where rows are divided among several
 
     def begin_(self, average: Average, touched: int) -> None:
         super().begin_(average, touched)
         self.sketch.scale_(average.decay)
+        if self.held is not None:
+            self._added = self._over(torch.zeros_like(self.sketch.counters))
 
     def gather_(self, ids: Tensor, values: Tensor) -> None:
-        self.sketch.accumulate_(ids, self.to_granularity(values) * self.average.weight, self._key)
+        sketch = self.sketch if self._added is None else self._added
+        sketch.accumulate_(ids, self.to_granularity(values) * self.average.weight, self._key)
+
+    @property
+    def gathered(self) -> Tensor | None:
+        return None if self._added is None else self._added.counters
+
+    def take_gathered_(self) -> None:
+        if self._added is not None:
+            self.sketch.counters.add_(self._added.counters)
+            self._added = None
 
     def update_(self, ids: Tensor, values: Tensor) -> Tensor:
         return self.sketch.estimate(ids).to(values.dtype)
@@ -194,9 +215,9 @@ class ConservativeMoment(SketchedMoment):
         self._targets: list[tuple[Location, Tensor, Tensor]] = []
         self._raised: CountMinSketch | None = None
         if touched * self.sketch.dim > self.sketch.counters.numel():
-            parts = {**_sketch_parts(self.tensors), "counters": self.sketch.counters.clone()}
-            first_id = self.sketch.first_id
-            self._raised = CountMinSketch.over(conservative=True, first_id=first_id, **parts)
+            raised = self._over(self.sketch.counters.clone())
+            assert isinstance(raised, CountMinSketch)  # conservative sketches are of second moments
+            self._raised = raised
 
     def update_(self, ids: Tensor, values: Tensor) -> Tensor:
         at = self.sketch.locate(ids)
@@ -278,10 +299,6 @@ class BucketMoment(ItemMoment):
             'decay="bucket" keeps averages of whole buckets, which cannot be made from moments; '
             'use decay="paper" or "linear"'
         )
-
-
-def _sketch_parts(tensors: Parts) -> dict[str, Tensor | None]:
-    return {part: tensors.get(part) for part in ("counters", "scale", "words", "writes", "start")}
 
 
 def _waves(buckets: Tensor) -> Iterator[Tensor]:

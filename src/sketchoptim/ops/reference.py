@@ -10,7 +10,7 @@ from .. import _rounding
 from .._rows import Chunk, of_gradient
 from .._sketch import LARGEST_VALUE
 from .._torch_private import entries
-from ..moments import Moments, Move, drive_
+from ..moments import Drive, Moments, Move
 from ._rule import AnyRule
 
 # Its square is the largest value that a sketch takes, which leaves room in float32 for 2^48 of them
@@ -55,6 +55,7 @@ class ReferenceStep:
         self.first_row, self.rule, self.rounding_key = reference.first_row, rule, rounding_key
         self.rows = of_gradient(gradient)
         self.touched = len(self.rows)
+        self._drive: Drive | None = None
 
     def has_finite_gradient(self) -> bool:
         """Whether every gradient that would reach the moments is finite, and its square is too."""
@@ -65,34 +66,39 @@ class ReferenceStep:
                     return False
         return True
 
+    def _moves(self) -> tuple[Move | None, Move | None]:
+        rule, (first, second) = self.rule, self.moments
+        return (
+            Move(first, rule.first, lambda it: it) if first and rule.first else None,
+            Move(second, rule.second, torch.square) if second and rule.second else None,
+        )
+
+    @torch.no_grad()
+    def gather_(self) -> None:
+        """The first half of `run_`: processes that divide rows sum what moments then gathered."""
+        moves = [move for move in self._moves() if move is not None]
+        if self.rule.reads_before:
+            for chunk in self._chunks():
+                dtype = chunk.gradient.dtype
+                self._visit_(chunk, [it.moment.estimate(chunk.ids).to(dtype) for it in moves])
+        self._drive = Drive(moves, self.rows, self._chunks)
+        self._drive.gather_()
+
     @torch.no_grad()
     def run_(self) -> None:
         """Moves the moments and the touched rows of the parameter."""
-        rule, (first, second) = self.rule, self.moments
-        moves: list[Move] = []
-        if first is not None and rule.first is not None:
-            moves.append(Move(first, rule.first, lambda gradient: gradient))
-        if second is not None and rule.second is not None:
-            moves.append(Move(second, rule.second, torch.square))
-        has_first = bool(moves) and moves[0].moment is first
+        if self._drive is None:
+            self.gather_()
+        assert self._drive is not None
+        visit = None if self.rule.reads_before else self._visit_
+        self._drive.update_(visit, as_readings=self.rule.is_ratio)
 
-        def visit(chunk: Chunk, estimates: list[Tensor]) -> None:
-            mean = estimates[0] if has_first else None
-            square = estimates[-1] if len(estimates) > has_first else None
-            rows = self._read(chunk)
-            self._write_(chunk, rule.update(rows, chunk.gradient, mean, square))
-
-        if rule.reads_before:
-            for chunk in self._chunks():
-                dtype = chunk.gradient.dtype
-                visit(chunk, [move.moment.estimate(chunk.ids).to(dtype) for move in moves])
-        drive_(
-            moves,
-            self.rows,
-            gradients=self._chunks,
-            visit=None if rule.reads_before else visit,
-            as_readings=rule.is_ratio,
-        )
+    def _visit_(self, chunk: Chunk, estimates: list[Tensor]) -> None:
+        """Moves the rows of a chunk, whose estimates are those of the moments that move."""
+        remaining = iter(estimates)
+        first, second = (None if move is None else next(remaining) for move in self._moves())
+        rows = self._read(chunk)
+        self._write_(chunk, self.rule.update(rows, chunk.gradient, first, second))
 
     def _chunks(self) -> Iterator[Chunk]:
         """The touched rows with the gradients that reach the moments."""
