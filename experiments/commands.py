@@ -222,7 +222,8 @@ def bench_command(
         bool, typer.Option("--quick", help="Smaller tables, fewer repetitions: a minute.")
     ] = False,
     only: Annotated[
-        list[str] | None, typer.Option(help="A part: steps, scaling or training; repeatable.")
+        list[str] | None,
+        typer.Option(help="A part: steps, scaling, training or tables; repeatable."),
     ] = None,
     case: Annotated[
         list[str] | None,
@@ -230,6 +231,10 @@ def bench_command(
     ] = None,
     method: Annotated[
         list[str] | None, typer.Option(help="A method, like lean or fbgemm; repeatable.")
+    ] = None,
+    level: Annotated[
+        str | None,
+        typer.Option(help="SIMD: v4 (AVX-512), v3 (AVX2) or base; default: the machine's."),
     ] = None,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
     clock: Annotated[
@@ -247,8 +252,11 @@ def bench_command(
     ] = Path("build/bench"),
 ) -> None:
     """Time an optimizer's step: ours against torch's, FBGEMM's and a sketch in torch."""
+    from .bench.level import run_at
     from .bench.session import bench_settings, run_bench
 
+    if level is not None:
+        run_at(level)
     settings = bench_settings(
         quick=quick,
         parts=only,

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 from ..data import data_file, find_file
 
-Part = Literal["steps", "scaling", "training"]
+Part = Literal["steps", "scaling", "training", "tables"]
 Clock = Literal["wall", "cpu"]
 Axis = Literal["rows", "touched", "dim", "depth", "threads"]
 PARTS: tuple[Part, ...] = get_args(Part)
@@ -88,6 +88,25 @@ class TrainingShape:
         return f"{size}, {self.tokens:,} tokens, {self.samples:,} negatives"
 
 
+@dataclass(frozen=True, kw_only=True)
+class TablesShape:
+    """A whole training step of many tables of `dim` columns; each example looks up one row of each.
+
+    Args:
+        rows: of each table.
+        dim: columns of all tables.
+        batch: examples of a step.
+    """
+
+    rows: tuple[int, ...]
+    dim: int
+    batch: int
+
+    def __str__(self) -> str:
+        size = f"{len(self.rows)} tables of {min(self.rows):,} to {max(self.rows):,} x {self.dim}"
+        return f"{size}, {self.batch:,} examples"
+
+
 WIKITEXT2 = Case(rows=33_278, dim=672, touched=700)
 WIKITEXT103 = Case(rows=267_735, dim=256, touched=8_192)
 LM1B_SMALL = Case(rows=793_471, dim=256, touched=4_096)
@@ -138,6 +157,18 @@ TRAINING = tuple(
         *((2_560, 8_192), (2_560, 1_024), (2_560, 256)),
     )
 )
+# Distinct values of the 26 categorical features of Criteo's Kaggle Display Advertising Challenge:
+# the sizes that facebookresearch/dlrm finds in them (--arch-embedding-size). Tables are capped, as
+# by its --max-ind-range: SparseAdam's state of all rows would take 17 GB at 64 columns.
+_CRITEO = (
+    *(1_460, 583, 10_131_227, 2_202_608, 305, 24, 12_517, 633, 3, 93_145, 5_683, 8_351_593, 3_194),
+    *(27, 14_992, 5_461_306, 10, 5_652, 2_173, 4, 7_046_547, 18, 15, 286_181, 105, 142_572),
+)
+
+
+def criteo_tables(most_rows: int) -> TablesShape:
+    """The 26 tables of a DLRM for Criteo's data, none larger than `most_rows`."""
+    return TablesShape(rows=tuple(min(rows, most_rows) for rows in _CRITEO), dim=64, batch=2_048)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +180,8 @@ class Settings:
         tokens: entries of a raw gradient, with duplicates.
         methods: names of `methods.RIVALS`; None takes all.
         sweeps: how the time grows.
-        training: whole training steps.
+        training: whole training steps of a language model.
+        tables: whole training steps of many tables.
         parts: which of these are run.
         threads: of torch and of the kernels; the sweep over threads has its own.
         clock: "wall" is the time that a user waits. "cpu" is processor time, which other processes
@@ -166,6 +198,7 @@ class Settings:
     methods: tuple[str, ...] | None = None
     sweeps: tuple[Sweep, ...] = SWEEPS
     training: tuple[TrainingShape, ...] = TRAINING
+    tables: tuple[TablesShape, ...] = (criteo_tables(1_000_000),)
     parts: tuple[Part, ...] = PARTS
     threads: int = 1
     clock: Clock = "wall"
@@ -200,6 +233,7 @@ class Settings:
                 dataclasses.replace(touched, values=touched.values[:4]),
             ),
             training=(TrainingShape(rows=100_000, dim=256, tokens=2_560, samples=1_024),),
+            tables=(criteo_tables(100_000),),
             seconds=0.2,
             least=3,
         )

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..corpora import load_array
 
-_TYPICAL_GRADIENT = 0.01
+TYPICAL_GRADIENT = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,4 +114,4 @@ class WordFrequencies:
 
 def _values(entries: int, dim: int, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(entries, dim, generator=generator) * _TYPICAL_GRADIENT
+    return torch.randn(entries, dim, generator=generator) * TYPICAL_GRADIENT

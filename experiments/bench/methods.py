@@ -5,8 +5,6 @@ exists once. A step is all between the gradient and the updated parameter, Pytho
 """
 
 import dataclasses
-import importlib
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, assert_never
@@ -20,10 +18,11 @@ from sketchoptim.moments import Name, Part, Table
 from sketchoptim.ops import reference_only
 from sketchoptim.storage import PRESETS, Decay, Storage
 
+from . import fbgemm
 from .gradients import Batch
 
 BASELINE = "sparse-adam"
-_RATE = 1e-4  # small, so that thousands of random steps hardly change the weights
+RATE = 1e-4  # small, so that thousands of random steps hardly change the weights
 
 
 class Stepper(Protocol):
@@ -64,47 +63,6 @@ class TorchOperations(OptimizerStepper):
             self.optimizer.step()
 
 
-class FbgemmStepper:
-    """FBGEMM's table-batched exact row-wise Adagrad, which updates rows in its backward pass.
-
-    The forward pass, a lookup of one row for each bag, is not timed. ``output.backward(gradient)``
-    is: it groups equal ids and updates state and rows, like the others' ``optimizer.step()``, with
-    the call of the autograd engine on top.
-    """
-
-    def __init__(self, parameter: nn.Parameter) -> None:
-        training, configs, common = _fbgemm_modules()
-        self.tables: Any = training.SplitTableBatchedEmbeddingBagsCodegen(
-            [(*parameter.shape, common.EmbeddingLocation.HOST, training.ComputeDevice.CPU)],
-            optimizer=configs.EmbOptimType.EXACT_ROWWISE_ADAGRAD,
-            learning_rate=_RATE,
-            eps=1e-8,
-            bounds_check_mode=common.BoundsCheckMode.NONE,
-        )
-        self.output = self.values = torch.empty(0)
-
-    def prepare(self, batch: Batch) -> None:
-        self.values = batch.values
-        self.output = self.tables(batch.ids, torch.arange(batch.entries + 1))
-
-    def step(self) -> None:
-        self.output.backward(self.values)
-
-    def state_bytes(self) -> int:
-        return int(self.tables.momentum1_host.nbytes)
-
-
-def _fbgemm_modules() -> tuple[Any, Any, Any]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # deprecations in its own imports
-        importlib.import_module("fbgemm_gpu")
-        return (
-            importlib.import_module("fbgemm_gpu.split_table_batched_embeddings_ops_training"),
-            importlib.import_module("fbgemm_gpu.split_embedding_configs"),
-            importlib.import_module("fbgemm_gpu.split_table_batched_embeddings_ops_common"),
-        )
-
-
 class RowAddition:
     """The bandwidth of rows: adds a coalesced gradient to its rows with torch's own loop.
 
@@ -118,10 +76,13 @@ class RowAddition:
         self.gradient = batch.distinct
 
     def step(self) -> None:
-        self.table.add_(self.gradient, alpha=-_RATE)
+        self.table.add_(self.gradient, alpha=-RATE)
 
     def state_bytes(self) -> int:
         return 0
+
+
+MakeOptimizer = Callable[[list[nn.Parameter], Memory], torch.optim.Optimizer]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +93,8 @@ class Rival:
     title: str
     memory: Memory
     build: Callable[[nn.Parameter, Memory], Stepper]
+    optimizer: MakeOptimizer | None = None
+    """Its optimizer over any number of tables, where it has one."""
     memory_of_depth: Callable[[int], Memory] | None = None
     """Its memory with sketches of any depth; None where it has no sketches."""
 
@@ -179,20 +142,38 @@ def _touched_bytes(part: Part, table: Table, touched: int) -> float:
             assert_never(part.by)
 
 
-def _ours(
-    name: str, title: str, memory: Memory, of_depth: Callable[[int], Memory] | None = None
+def _by_optimizer(
+    name: str,
+    title: str,
+    memory: Memory,
+    optimizer: MakeOptimizer,
+    of_depth: Callable[[int], Memory] | None = None,
 ) -> Rival:
     return Rival(
         name=name,
-        title=f"so.Adam, {title}",
+        title=title,
         memory=memory,
-        build=lambda p, memory: OptimizerStepper(p, so.Adam([p], lr=_RATE, memory=memory)),
+        build=lambda p, memory: OptimizerStepper(p, optimizer([p], memory)),
+        optimizer=optimizer,
         memory_of_depth=of_depth,
     )
 
 
+def _ours(
+    name: str,
+    title: str,
+    memory: Memory,
+    of_depth: Callable[[int], Memory] | None = None,
+    **options: Any,
+) -> Rival:
+    def adam(parameters: list[nn.Parameter], memory: Memory) -> torch.optim.Optimizer:
+        return so.Adam(parameters, lr=RATE, memory=memory, **options)
+
+    return _by_optimizer(name, f"so.Adam, {title}", memory, adam, of_depth)
+
+
 def _torch_operations(parameter: nn.Parameter, memory: Memory) -> Stepper:
-    return TorchOperations(parameter, so.Adam([parameter], lr=_RATE, memory=memory))
+    return TorchOperations(parameter, so.Adam([parameter], lr=RATE, memory=memory))
 
 
 def _lean(depth: int) -> Memory:
@@ -218,29 +199,29 @@ _PAPER_MV_BF16 = Memory(first=_fifth(dtype=torch.bfloat16), second=_fifth(dtype=
 _LINEAR_MV = Memory(first=_fifth(decay="linear"), second=_fifth(decay="linear"))
 
 RIVALS = (
-    Rival(
-        name=BASELINE,
-        title="torch SparseAdam",
-        memory=PRESETS["exact"],
-        build=lambda p, _: OptimizerStepper(p, torch.optim.SparseAdam([p], lr=_RATE)),
+    _by_optimizer(
+        BASELINE,
+        "torch SparseAdam",
+        PRESETS["exact"],
+        lambda tables, _: torch.optim.SparseAdam(tables, lr=RATE),
     ),
-    Rival(
-        name="sparse-adagrad",
-        title="torch sparse Adagrad",
-        memory=Memory(second=Exact()),
-        build=lambda p, _: OptimizerStepper(p, torch.optim.Adagrad([p], lr=_RATE)),
+    _by_optimizer(
+        "sparse-adagrad",
+        "torch sparse Adagrad",
+        Memory(second=Exact()),
+        lambda tables, _: torch.optim.Adagrad(tables, lr=RATE),
     ),
-    Rival(
-        name="sparse-sgd",
-        title="torch sparse SGD, stateless",
-        memory=Memory(),
-        build=lambda p, _: OptimizerStepper(p, torch.optim.SGD([p], lr=_RATE)),
+    _by_optimizer(
+        "sparse-sgd",
+        "torch sparse SGD, stateless",
+        Memory(),
+        lambda tables, _: torch.optim.SGD(tables, lr=RATE),
     ),
     Rival(
         name="fbgemm",
         title="FBGEMM row-wise Adagrad",
         memory=PRESETS["row-wise"],
-        build=lambda p, _: FbgemmStepper(p),
+        build=lambda p, _: fbgemm.FbgemmStepper(p, lr=RATE),
     ),
     Rival(
         name="torch-ops-lean",
@@ -254,13 +235,14 @@ RIVALS = (
         memory=_LINEAR_MV,
         build=_torch_operations,
     ),
-    Rival(
-        name="sgd",
-        title="so.SGD, stateless",
-        memory=Memory(),
-        build=lambda p, _: OptimizerStepper(p, so.SGD([p], lr=_RATE, momentum=0.0)),
+    _by_optimizer(
+        "sgd",
+        "so.SGD, stateless",
+        Memory(),
+        lambda tables, _: so.SGD(tables, lr=RATE, momentum=0.0),
     ),
     _ours("lean", "lean", PRESETS["lean"], _lean),
+    _ours("lean-unchecked", "lean, unchecked", PRESETS["lean"], nonfinite="unchecked"),
     _ours("row-wise", "row-wise", PRESETS["row-wise"]),
     _ours("exact", "exact", PRESETS["exact"]),
     _ours("paper-v-only", "paper V-only", PRESETS["paper-v-only"], _paper_v_only),
@@ -290,14 +272,6 @@ def select_rivals(names: Sequence[str] | None) -> tuple[Rival, ...]:
 
 def absence_reasons(rivals: tuple[Rival, ...]) -> dict[str, str]:
     """By name, why rivals cannot be measured here."""
-    if all(rival.name != "fbgemm" for rival in rivals):
-        return {}
-    try:
-        _fbgemm_modules()
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "fbgemm_gpu":
-            return {"fbgemm": f"installed, but it needs {error.name}"}
-        return {"fbgemm": "not installed"}
-    except OSError as error:
-        return {"fbgemm": f"installed, but built for another torch: {error}"}
-    return {}
+    is_asked_for = any(rival.name == "fbgemm" for rival in rivals)
+    reason = fbgemm.absence_reason() if is_asked_for else None
+    return {} if reason is None else {"fbgemm": reason}

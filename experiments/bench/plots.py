@@ -9,7 +9,8 @@ from matplotlib.figure import Figure
 from ..drawing import plain_numbers
 from .methods import BY_NAME
 from .report import Report
-from .runs import Comparison, SweepResult, TrainingResult
+from .runs import Comparison, SweepResult
+from .training import TrainingResult
 
 _MARKERS = "osD^vP"
 _AXES = {
@@ -21,6 +22,8 @@ _AXES = {
 }
 # A method has the same color in all panels.
 _COLORS = {name: colormaps["tab20"](number) for number, name in enumerate(BY_NAME)}
+_LANGUAGE_MODEL = "Training an embedding and a sampled softmax"
+_TABLES = "Training tables whose rows are concatenated"
 _PARTS = (("forward", "tab:gray"), ("backward", "tab:olive"), ("optimizer", "tab:red"))
 
 
@@ -29,7 +32,10 @@ def save_plots(report: Report, folder: Path) -> list[Path]:
     pictures = {
         "steps.png": _steps(report) if report.steps else None,
         "scaling.png": _scaling(report) if report.scaling else None,
-        "training.png": _training(report) if report.training else None,
+        "training.png": _training(report, report.training, _LANGUAGE_MODEL)
+        if report.training
+        else None,
+        "tables.png": _training(report, report.tables, _TABLES) if report.tables else None,
     }
     written = []
     for name, figure in pictures.items():
@@ -114,19 +120,19 @@ def _draw_sweep(panel: Axes, sweep: SweepResult) -> None:
     panel.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=2)
 
 
-def _training(report: Report) -> Figure:
+def _training(report: Report, shapes: list[list[TrainingResult]], title: str) -> Figure:
     """Stacked bars of forward, backward and optimizer."""
-    count = len(report.training)
+    count = len(shapes)
     figure = Figure(figsize=(6 * count, 4.6), layout="constrained")
     panels = figure.subplots(1, count, squeeze=False).flatten()
-    for panel, results in zip(panels, report.training, strict=True):
+    for panel, results in zip(panels, shapes, strict=True):
         _draw_training(panel, results)
-    figure.suptitle(f"Training an embedding and a sampled softmax\n{report.conditions}")
+    figure.suptitle(f"{title}\n{report.conditions}")
     return figure
 
 
 def _draw_training(panel: Axes, results: list[TrainingResult]) -> None:
-    names = [BY_NAME[result.method].title for result in results]
+    names = [result.title for result in results]
     bottoms = [0.0] * len(results)
     for part, color in _PARTS:
         heights = [1e3 * getattr(result, part).median for result in results]

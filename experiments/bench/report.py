@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from .cases import Settings
-from .runs import Comparison, FixedCost, SweepResult, TrainingResult
+from .runs import Comparison, FixedCost, SweepResult
+from .training import TrainingResult
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -24,6 +25,7 @@ class Report:
     fixed_costs: list[FixedCost] = dataclasses.field(default_factory=list)
     scaling: list[SweepResult] = dataclasses.field(default_factory=list)
     training: list[list[TrainingResult]] = dataclasses.field(default_factory=list)
+    tables: list[list[TrainingResult]] = dataclasses.field(default_factory=list)
 
     @property
     def conditions(self) -> str:

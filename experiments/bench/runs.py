@@ -1,4 +1,4 @@
-"""The three parts of the benchmark: single steps, how they scale, whole training steps."""
+"""The parts of the benchmark: single steps, how they scale, whole training steps."""
 
 import gc
 from collections.abc import Callable, Iterator, Mapping
@@ -6,14 +6,10 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-import sketchoptim as so
-from sketchoptim.nn import SampledSoftmax
-
-from .cases import Axis, Case, Settings, Sweep, TrainingShape
+from .cases import Axis, Case, Settings, Sweep
 from .gradients import Batch, WordFrequencies
 from .measure import (
     CacheFlusher,
@@ -21,10 +17,10 @@ from .measure import (
     Key,
     StreamAddition,
     Timing,
-    lap_seconds,
     measure_in_turn,
 )
 from .methods import BASELINE, ROWS, Rival, Stepper, select_rivals
+from .training import MANY_TABLES, TrainingResult, train_language_model, train_tables
 
 Say = Callable[[str], None]
 
@@ -82,20 +78,8 @@ class SweepResult:
     timings: dict[str, tuple[Timing, ...]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainingResult:
-    """One optimizer's whole training step, and its three parts."""
-
-    shape: TrainingShape
-    method: str
-    total: Timing
-    forward: Timing
-    backward: Timing
-    optimizer: Timing
-
-
 class Bench:
-    """The three parts of the benchmark, with the settings and buffers that they share."""
+    """The parts of the benchmark, with the settings and buffers that they share."""
 
     def __init__(
         self,
@@ -225,42 +209,17 @@ class Bench:
         """Whole training steps on the same weights, with optimizers that take turns."""
         for shape in self.settings.training:
             self.say(f"training steps: {shape}")
-            yield self._train(shape)
+            yield train_language_model(shape, self.settings, self.frequencies)
             gc.collect()
 
-    def _train(self, shape: TrainingShape) -> list[TrainingResult]:
-        torch.manual_seed(self.settings.seed)
-        embedding = nn.Embedding(shape.rows, shape.dim, sparse=True)
-        nn.init.uniform_(embedding.weight, -0.1, 0.1)
-        head = SampledSoftmax(shape.dim, shape.rows, samples=shape.samples, bias=True)
-        parameters = [*embedding.parameters(), *head.parameters()]
-        optimizers: dict[str, torch.optim.Optimizer] = {
-            BASELINE: torch.optim.SparseAdam(parameters),
-            "exact": so.Adam(parameters, memory="exact"),
-            "lean": so.Adam(parameters, memory="lean"),
-        }
-        generator = np.random.default_rng(self.settings.seed)
-        times: dict[str, list[list[float]]] = {name: [] for name in optimizers}
-        # the first of these creates the state, and is not counted
-        for _ in range(1 + max(self.settings.least, round(self.settings.seconds * 8))):
-            for name, optimizer in optimizers.items():
-                words = self.frequencies.tokens(shape.rows, shape.tokens, generator)
-                labels = self.frequencies.tokens(shape.rows, shape.tokens, generator)
-                optimizer.zero_grad()
-                step = _TrainingStep(embedding, head, words, labels)
-                tasks = (step.forward, step.backward, optimizer.step)
-                times[name].append(lap_seconds(tasks, clock=self.settings.clock))
-        return [
-            TrainingResult(
-                shape=shape,
-                method=name,
-                total=Timing.of([sum(parts) for parts in taken[1:]]),
-                forward=Timing.of([parts[0] for parts in taken[1:]]),
-                backward=Timing.of([parts[1] for parts in taken[1:]]),
-                optimizer=Timing.of([parts[2] for parts in taken[1:]]),
-            )
-            for name, taken in times.items()
-        ]
+    def tables(self) -> Iterator[list[TrainingResult]]:
+        """Whole training steps of many tables."""
+        allowed = {rival.name for rival in self.rivals}
+        names = tuple(name for name in MANY_TABLES if name in allowed)
+        for shape in self.settings.tables:
+            self.say(f"training steps: {shape}")
+            yield train_tables(shape, self.settings, names, self.flusher)
+            gc.collect()
 
     # -- shared ------------------------------------------------------------------------------
 
@@ -283,19 +242,3 @@ class Bench:
             clock=self.settings.clock,
             flusher=self.flusher if is_cold else None,
         )
-
-
-class _TrainingStep:
-    """The forward and the backward pass of a training step."""
-
-    def __init__(
-        self, embedding: nn.Embedding, head: SampledSoftmax, words: Tensor, labels: Tensor
-    ) -> None:
-        self.embedding, self.head, self.words, self.labels = embedding, head, words, labels
-        self.loss = torch.empty(0)
-
-    def forward(self) -> None:
-        self.loss = self.head(self.embedding(self.words), self.labels)
-
-    def backward(self) -> None:
-        self.loss.backward()

@@ -99,6 +99,10 @@ def _measure(report: Report, frequencies: WordFrequencies, console: Console) -> 
             for results in bench.training():
                 report.training.append(results)
                 console.print(training_table(results, report, console))
+        if "tables" in settings.parts:
+            for results in bench.tables():
+                report.tables.append(results)
+                console.print(training_table(results, report, console))
     if report.steps:
         console.print(ratio_table(report, console))
 

@@ -16,7 +16,8 @@ from sketchoptim.diagnostics._text_table import readable_bytes
 from .measure import Timing
 from .methods import BASELINE, BY_NAME
 from .report import Report
-from .runs import Comparison, SweepResult, TrainingResult
+from .runs import Comparison, SweepResult
+from .training import TrainingResult
 
 
 def comparison_table(comparison: Comparison, report: Report, console: Console) -> Group:
@@ -96,7 +97,7 @@ def training_table(results: list[TrainingResult], report: Report, console: Conso
     baseline = next(result for result in results if result.method == BASELINE)
     rows = [
         [
-            BY_NAME[result.method].title,
+            result.title,
             _milliseconds(result.total.median),
             _quartiles(result.total),
             f"{result.total.median / baseline.total.median:.3f}",

@@ -1,6 +1,9 @@
 import io
 import json
+import os
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -9,14 +12,16 @@ from rich.console import Console
 from torch import nn
 from typer.testing import CliRunner
 
-from experiments.bench import measure, methods
+from experiments.bench import fbgemm, level, measure, methods, training
 from experiments.bench.cases import (
     CASES,
     Case,
     Point,
     Settings,
     Sweep,
+    TablesShape,
     TrainingShape,
+    criteo_tables,
 )
 from experiments.bench.gradients import WordFrequencies
 from experiments.bench.measure import Entrant, Timing, measure_in_turn
@@ -51,6 +56,7 @@ TINY = Settings(
         ),
     ),
     training=(TrainingShape(rows=300, dim=8, tokens=40, samples=16),),
+    tables=(TablesShape(rows=(300, 1, 7), dim=8, batch=20),),
     seconds=0.0,
     least=2,
     batches=2,
@@ -82,7 +88,7 @@ def finished(tmp_path_factory):
     np.save(folder / "counts.npy", 1000 // np.arange(1, 301, dtype=np.int32) + 1)
     console = Console(record=True, width=150, file=io.StringIO())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(methods, "_fbgemm_modules", no_fbgemm)
+        patch.setattr(fbgemm, "_modules", no_fbgemm)
         report = run_bench(
             TINY, counts=folder / "counts.npy", output=folder / "results", console=console
         )
@@ -96,7 +102,7 @@ def test_a_run_prints_every_method_and_writes_json_and_pictures(finished):
     assert "absent" in printed
     kept = json.loads((folder / "bench.json").read_text(encoding="utf-8"))
     assert kept == json.loads(json.dumps(report.as_dict()))
-    for name in ("steps.png", "scaling.png", "training.png"):
+    for name in ("steps.png", "scaling.png", "training.png", "tables.png"):
         assert (folder / name).read_bytes().startswith(b"\x89PNG")
 
 
@@ -107,7 +113,7 @@ def test_every_table_names_processor_and_simd_level(finished):
         f"1 thread, wall time, {facts['processor']}, torch on {facts['simd']}, "
         f"our kernels {facts['kernels']}"
     )
-    tables = len(report.steps) + len(report.scaling) + len(report.training)
+    tables = len(report.steps) + len(report.scaling) + len(report.training) + 1
     assert " ".join(printed.split()).count(conditions) == tables + 2  # ratios, fixed costs
 
 
@@ -175,6 +181,39 @@ def test_a_training_step_is_split_into_its_parts(finished):
     for result in results:
         parts = result.forward.least + result.backward.least + result.optimizer.least
         assert 0 < parts <= result.total.least
+
+
+def test_many_tables_are_trained_apart_and_as_one(finished):
+    report, _, _ = finished
+    (results,) = report.tables
+    names = ["sparse-adam", "sparse-sgd", "sgd", "lean", "lean-unchecked", "lean-joint"]
+    assert [result.method for result in results] == names
+
+
+@pytest.mark.parametrize("kind", ["separate", "joint", "fbgemm"])
+def test_every_form_of_the_tables_returns_their_rows_in_order(kind):
+    shape = TablesShape(rows=(5, 3), dim=4, batch=6)
+    ids = [torch.tensor([4, 0, 1, 1, 3, 2]), torch.tensor([0, 2, 2, 1, 0, 1])]
+    if kind == "separate":
+        bags = [nn.EmbeddingBag(rows, 4, mode="sum", sparse=True) for rows in shape.rows]
+        lookup, weights = training._Separate(bags, 6), [bag.weight for bag in bags]
+    elif kind == "joint":
+        lookup = training._Joint(shape)
+        weights = lookup.table.weight.split(shape.rows)
+    else:
+        if reason := fbgemm.absence_reason():
+            pytest.skip(f"FBGEMM is {reason}")
+        lookup = training._Fbgemm(shape)
+        weights = lookup.tables.split_embedding_weights()
+        for weight in weights:
+            weight.normal_()
+    expected = torch.cat([weight[one] for weight, one in zip(weights, ids, strict=True)], 1)
+    assert torch.equal(torch.cat(lookup(ids), 1), expected)
+
+
+def test_criteos_tables_are_capped():
+    rows = criteo_tables(1_000_000).rows
+    assert (len(rows), max(rows), sum(size == 1_000_000 for size in rows)) == (26, 1_000_000, 5)
 
 
 def test_threads_are_set_for_a_while():
@@ -263,7 +302,7 @@ def test_fbgemm_moves_the_touched_rows_and_no_others():
     reason = methods.absence_reasons((BY_NAME["fbgemm"],)).get("fbgemm")
     if reason is not None:
         pytest.skip(f"FBGEMM is {reason}")
-    method = methods.FbgemmStepper(nn.Parameter(torch.zeros(200, 8)))
+    method = fbgemm.FbgemmStepper(nn.Parameter(torch.zeros(200, 8)), lr=methods.RATE)
     (weights,) = method.tables.split_embedding_weights()
     before = weights.clone()
     batch = WordFrequencies.zipf(rows=200).coalesced(200, 8, 30, seed=0)
@@ -348,7 +387,7 @@ def test_an_fbgemm_for_another_torch_is_reported_not_raised(monkeypatch):
     def broken():
         raise OSError("undefined symbol")
 
-    monkeypatch.setattr(methods, "_fbgemm_modules", broken)
+    monkeypatch.setattr(fbgemm, "_modules", broken)
     assert "another torch" in methods.absence_reasons(RIVALS)["fbgemm"]
 
 
@@ -426,3 +465,36 @@ def test_bad_options_of_the_benchmark_are_named(arguments, message):
     )
     assert result.exit_code == 2
     assert message in re.sub(r"\s*│\n│\s*", " ", result.stderr)
+
+
+def test_a_level_is_that_of_torch_and_of_our_kernels_in_the_new_process():
+    program = (
+        "from experiments.bench.level import run_at; run_at('base'); import torch; "
+        "from sketchoptim.ops import _native; "
+        "print(torch.backends.cpu.get_cpu_capability(), _native.level())"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], env=without_level(), capture_output=True, text=True
+    )
+    assert (result.stdout, result.stderr) == ("DEFAULT base\n", "")
+
+
+@pytest.mark.parametrize(
+    ("machine", "wanted", "variable", "message"),
+    [
+        ("v3", "v4", None, "one that this machine has, v3 or base, got 'v4'"),
+        ("v4", "v5", None, "one of v4, v3, base, got 'v5'"),
+        ("v4", "v3", "default", "ATEN_CPU_CAPABILITY must not be set .* got 'default'; unset it"),
+    ],
+)
+def test_a_level_that_cannot_be_had_is_refused(monkeypatch, machine, wanted, variable, message):
+    monkeypatch.delenv("ATEN_CPU_CAPABILITY", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("ATEN_CPU_CAPABILITY", variable)
+    monkeypatch.setattr(level._native, "level", lambda: machine)
+    with pytest.raises(ValueError, match=message):
+        level.run_at(wanted)
+
+
+def without_level():
+    return {name: text for name, text in os.environ.items() if name != "ATEN_CPU_CAPABILITY"}
