@@ -135,7 +135,8 @@ def _draw_training(panel: Axes, results: list[TrainingResult]) -> None:
     names = [result.title for result in results]
     bottoms = [0.0] * len(results)
     for part, color in _PARTS:
-        heights = [1e3 * getattr(result, part).median for result in results]
+        timings = [getattr(result, part) for result in results]
+        heights = [1e3 * timing.median if timing else 0.0 for timing in timings]
         panel.bar(names, heights, bottom=bottoms, label=part, color=color)
         bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
     panel.set_title(str(results[0].shape), fontsize="small")

@@ -95,20 +95,20 @@ def training_table(results: list[TrainingResult], report: Report, console: Conso
     columns = ["optimizer", "step", "quartiles", "x SparseAdam"]
     columns += ["forward", "backward", "optimizer", "x SparseAdam"]
     baseline = next(result for result in results if result.method == BASELINE)
-    rows = [
-        [
+    rows = []
+    for result in results:
+        row = [
             result.title,
             _milliseconds(result.total.median),
             _quartiles(result.total),
             f"{result.total.median / baseline.total.median:.3f}",
-            *(
-                _milliseconds(part.median)
-                for part in (result.forward, result.backward, result.optimizer)
-            ),
-            f"{result.optimizer.median / baseline.optimizer.median:.3f}",
+            _milliseconds(result.forward.median),
+            _milliseconds(result.backward.median),
         ]
-        for result in results
-    ]
+        if result.optimizer is not None and baseline.optimizer is not None:
+            ratio = result.optimizer.median / baseline.optimizer.median
+            row += [_milliseconds(result.optimizer.median), f"{ratio:.3f}"]
+        rows.append(row)
     title = f"a whole training step: {results[0].shape}"
     return _tables(title, columns, rows, report, console)
 

@@ -19,7 +19,10 @@ from .methods import BASELINE, BY_NAME, RATE
 
 LANGUAGE_MODEL = (BASELINE, "exact", "lean")
 MANY_TABLES = (BASELINE, "sparse-sgd", "fbgemm", "sgd", "lean", "lean-unchecked")
-JOINT = "lean-joint"
+_JOINT = {"lean": "lean-joint", "lean-unchecked": "lean-unchecked-joint"}
+_TITLES = {name: rival.title for name, rival in BY_NAME.items()} | {
+    joint: f"{BY_NAME[name].title}, one table" for name, joint in _JOINT.items()
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +35,8 @@ class TrainingResult:
     total: Timing
     forward: Timing
     backward: Timing
-    optimizer: Timing
+    optimizer: Timing | None
+    """None where the backward pass updates the rows."""
 
 
 class TrainingStep(Protocol):
@@ -41,11 +45,8 @@ class TrainingStep(Protocol):
     def prepare(self, number: int) -> None:
         """Chooses the inputs of a step; not timed."""
 
-    def forward(self) -> None: ...
-
-    def backward(self) -> None: ...
-
-    def step(self) -> None: ...
+    def parts(self) -> list[Callable[[], None]]:
+        """Forward, backward and, unless the backward pass did it, the optimizer's step; timed."""
 
 
 def train_language_model(
@@ -76,7 +77,8 @@ def train_tables(
     """Whole steps of tables whose rows are concatenated with a dense vector, as in a DLRM.
 
     The baseline, torch's and our optimizers share the weights of one ``nn.EmbeddingBag`` for each
-    table. FBGEMM has weights of its own, and so has "lean-joint": one table with the rows of all.
+    table. FBGEMM has weights of its own, and so have the methods
+    that end in "joint": one table with the rows of all.
     """
     batches = _draw_bags(shape, settings)
     gradient = torch.randn(shape.batch, shape.dim * (1 + len(shape.rows))) * TYPICAL_GRADIENT
@@ -90,10 +92,10 @@ def train_tables(
         steps[name] = _Tables(
             shape, batches, gradient, _Separate(bags, shape.batch), _optimizer(name, parameters)
         )
-    if "lean" in names:
-        joint = _Joint(shape)
-        optimizer = _optimizer("lean", list(joint.table.parameters()))
-        steps[JOINT] = _Tables(shape, batches, gradient, joint, optimizer)
+    joint = _Joint(shape)
+    for name in filter(_JOINT.__contains__, names):
+        optimizer = _optimizer(name, list(joint.table.parameters()))
+        steps[_JOINT[name]] = _Tables(shape, batches, gradient, joint, optimizer)
     return _measure(steps, shape, settings, flusher=flusher)
 
 
@@ -127,24 +129,19 @@ def _measure(
             step.prepare(number)
             if flusher is not None:
                 flusher.flush_()
-            parts = (step.forward, step.backward, step.step)
-            times[name].append(lap_seconds(parts, clock=settings.clock))
+            times[name].append(lap_seconds(step.parts(), clock=settings.clock))
     return [
         TrainingResult(
             shape=shape,
             method=name,
-            title=_title(name),
+            title=_TITLES[name],
             total=Timing.of([sum(parts) for parts in taken[1:]]),
             forward=Timing.of([parts[0] for parts in taken[1:]]),
             backward=Timing.of([parts[1] for parts in taken[1:]]),
-            optimizer=Timing.of([parts[2] for parts in taken[1:]]),
+            optimizer=Timing.of([parts[2] for parts in taken[1:]]) if taken[0][2:] else None,
         )
         for name, taken in times.items()
     ]
-
-
-def _title(name: str) -> str:
-    return "so.Adam, lean, one table" if name == JOINT else BY_NAME[name].title
 
 
 class _LanguageModel:
@@ -170,8 +167,8 @@ class _LanguageModel:
     def backward(self) -> None:
         self.loss.backward()
 
-    def step(self) -> None:
-        self.optimizer.step()
+    def parts(self) -> list[Callable[[], None]]:
+        return [self.forward, self.backward, self.optimizer.step]
 
 
 class _Tables:
@@ -205,9 +202,9 @@ class _Tables:
     def backward(self) -> None:
         self.output.backward(self.gradient)
 
-    def step(self) -> None:
-        if self.optimizer is not None:  # FBGEMM has updated its rows in the backward pass
-            self.optimizer.step()
+    def parts(self) -> list[Callable[[], None]]:
+        step = [] if self.optimizer is None else [self.optimizer.step]
+        return [self.forward, self.backward, *step]
 
 
 class _Separate:
