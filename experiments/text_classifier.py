@@ -85,7 +85,7 @@ class MachClassifier(TextClassifier):
         >>> bags = settings.hashing(["usr/bin/env", "etc/passwd"])
         >>> loss, _ = model.loss(bags, torch.tensor([7, 8]), None, generator=None)
         >>> sorted(model.named_tables())
-        ['mach.bodies.0.weight', 'mach.bodies.1.weight']
+        ['mach.bodies.0.table.weight', 'mach.bodies.1.table.weight']
     """
 
     def __init__(self, classes: int, settings: TextClassifierSettings) -> None:
@@ -148,7 +148,11 @@ class SoftmaxClassifier(TextClassifier):
 
     def named_tables(self) -> dict[str, nn.Parameter]:
         """The features' table, and the classes'."""
-        return {name: weight for name, weight in self.named_parameters() if name != "encoder.bias"}
+        return {
+            name: weight
+            for name, weight in self.named_parameters()
+            if name != "encoder.activation.bias"
+        }
 
     def top_k(self, bags: Bags, k: int, *, aggregation: Aggregation = "mean") -> Tensor:
         """The `k` classes of the largest logits; there is nothing to aggregate."""

@@ -10,6 +10,8 @@ from torch import nn
 import sketchoptim as so
 
 ROWS = 1200
+SOFTMAX = ["table.weight", "bias_table.weight"]
+MACH = ["bodies.0.table.weight", "bodies.1.table.weight", "heads.0.weight", "heads.1.weight"]
 
 
 class Tied(nn.Module):
@@ -57,9 +59,9 @@ def mach():
         (lambda: nn.Linear(4, ROWS), []),
         (Tied, ["embedding.weight"]),
         (WithHead, ["tokens.weight", "lm_head.weight"]),
-        (lambda: so.nn.SampledSoftmax(4, ROWS, samples=5, bias=True), ["weight", "bias"]),
-        (lambda: so.nn.LSHSoftmax(4, ROWS, bits=4, tables=2), ["weight"]),
-        (mach, ["bodies.0.weight", "bodies.1.weight", "heads.0.weight", "heads.1.weight"]),
+        (lambda: so.nn.SampledSoftmax(4, ROWS, samples=5, bias=True), SOFTMAX),
+        (lambda: so.nn.LSHSoftmax(4, ROWS, bits=4, tables=2), ["table.weight"]),
+        (mach, MACH),
     ],
 )
 def test_tables_are_known_by_the_type_of_their_module(make, names):

@@ -77,9 +77,9 @@ def test_layers_with_sparse_gradients_are_tables():
     assert tables == {
         "sparse.weight",
         "bag.weight",
-        "softmax.weight",
-        "softmax.bias",
-        "features.weight",
+        "softmax.table.weight",
+        "softmax.bias_table.weight",
+        "features.table.weight",
     }
 
 

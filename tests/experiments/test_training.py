@@ -121,7 +121,7 @@ def test_learning_rates_fall_to_zero_in_equal_steps(corpus, monkeypatch):
         corpus,
         MODEL,
         settings(steps=4),
-        on_step=lambda step, loss: seen.append([group["lr"] for group in made[0].param_groups]),
+        on_step=lambda step, loss: seen.append([one.param_groups[0]["lr"] for one in made]),
     )
     assert [table for table, _ in seen] == pytest.approx([0.0375, 0.025, 0.0125, 0.0])
     assert [body for _, body in seen] == pytest.approx([0.015, 0.01, 0.005, 0.0])
@@ -137,7 +137,11 @@ def test_options_of_a_method_are_for_its_tables_alone():
 def test_tables_and_body_share_the_parameters_out():
     model = LanguageModel(30, MODEL)
     tables, body = model.named_tables(), model.named_body()
-    assert tables.keys() == {"embedding.weight", "softmax.weight", "softmax.bias"}
+    assert tables.keys() == {
+        "embedding.weight",
+        "softmax.table.weight",
+        "softmax.bias_table.weight",
+    }
     assert tables.keys() | body.keys() == dict(model.named_parameters()).keys()
     assert tables.keys().isdisjoint(body)
 
@@ -145,7 +149,7 @@ def test_tables_and_body_share_the_parameters_out():
 def test_a_full_softmax_leaves_the_output_table_to_the_body():
     model = LanguageModel(30, ModelSettings(dim=8, hidden=16, samples=0))
     assert model.named_tables().keys() == {"embedding.weight"}
-    assert {"softmax.weight", "softmax.bias"} <= model.named_body().keys()
+    assert {"softmax.table.weight", "softmax.bias_table.weight"} <= model.named_body().keys()
 
 
 def test_a_full_softmax_trains_on_the_loss_that_is_measured(corpus):

@@ -197,7 +197,10 @@ def test_gradients_pass_gradcheck(repeats, reduction):
     hidden, labels = torch.randn(4, 3, dtype=torch.float64), torch.tensor([0, 0, 5, 11])
 
     def loss(hidden, weight, bias):
-        tables = {"weight": Densified.apply(weight), "bias": Densified.apply(bias)}
+        tables = {
+            "table.weight": Densified.apply(weight),
+            "bias_table.weight": Densified.apply(bias),
+        }
         options = {"reduction": reduction, "generator": generator(0)}
         return torch.func.functional_call(head, tables, (hidden, labels), options)
 

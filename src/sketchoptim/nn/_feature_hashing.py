@@ -9,7 +9,7 @@ every process and on every machine.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Literal, NamedTuple, get_args
+from typing import ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from .. import _hashing
 from .._validation import check_choice, check_flag, check_int, check_positive_int, check_tensor
+from ._table_layer import TableLayer
 
 Unit = Literal["trigrams", "words"]
 Bytes = npt.NDArray[np.uint8]
@@ -189,7 +190,7 @@ class FeatureHashing:
         return np.where(hashed >> np.uint64(63), np.float32(-1), np.float32(1))
 
 
-class BagEncoder(nn.Module):
+class BagEncoder(TableLayer):
     """Bags of features -> hidden vectors: relu(sum of the features' rows + bias), [texts, dim].
 
     The first layer of the paper's Amazon model. Its table gets sparse gradients. The weights are
@@ -207,16 +208,34 @@ class BagEncoder(nn.Module):
         torch.Size([1, 16])
     """
 
-    sparse = True
-    """Its table gets sparse gradients; `so.plan` reads this as it does of `nn.Embedding`."""
+    renamed_keys: ClassVar = {"weight": "table.weight", "bias": "activation.bias"}
 
     def __init__(self, features: int, dim: int, *, expected: int = 50) -> None:
         super().__init__()
         features = check_positive_int("features", features)
         dim = check_positive_int("dim", dim)
         bound = (3 / check_positive_int("expected", expected)) ** 0.5
-        self.weight = nn.Parameter(torch.empty(features, dim).uniform_(-bound, bound))
-        self.bias = nn.Parameter(torch.zeros(dim))
+        weight = torch.empty(features, dim).uniform_(-bound, bound)
+        self.table = self.as_table(nn.Parameter(weight))
+        self.activation = _BiasedReLU(dim)
+
+    @property
+    def weight(self) -> nn.Parameter:
+        """The rows of all features, [features, dim]."""
+        return self.table.weight
+
+    @weight.setter
+    def weight(self, weight: nn.Parameter) -> None:
+        self.table.weight = weight
+
+    @property
+    def bias(self) -> nn.Parameter:
+        """Added to every hidden vector, [dim]."""
+        return self.activation.bias
+
+    @bias.setter
+    def bias(self, bias: nn.Parameter) -> None:
+        self.activation.bias = bias
 
     def table_parameters(self) -> list[nn.Parameter]:
         """The parameter with a row for each feature, which `so.find_tables` looks for."""
@@ -245,7 +264,19 @@ class BagEncoder(nn.Module):
         if weights is not None:
             weights = weights.to(rows.dtype)
         bags = F.embedding_bag(places, rows, offsets.long(), mode="sum", per_sample_weights=weights)
-        return torch.relu(bags + self.bias)
+        hidden: Tensor = self.activation(bags)
+        return hidden
+
+
+class _BiasedReLU(nn.Module):
+    """relu(x + bias). A module after the table, so that parameters are in the order of old runs."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(dim))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return torch.relu(inputs + self.bias)
 
 
 def _encode(text: str, number: int) -> bytes:

@@ -183,8 +183,12 @@ class _Sweep:
     ) -> tuple[Tensor, Gradients]:
         """The losses [tokens], and the gradients of factor * (token_weights @ losses).
 
-        The factor is applied after the products, where half precision could underflow.
+        The factor is applied after the products, where half precision could underflow. Without
+        tokens the gradients are zero, as those of torch's loss functions: under
+        DistributedDataParallel a batch of padding alone must not spoil those of the others.
         """
+        if not token_weights.numel():
+            factor = 0.0  # it is NaN for the mean of no losses
         losses, by_label = torch.empty_like(token_weights), torch.empty_like(token_weights)
         by_hidden = torch.empty_like(self.hidden)
         by_drawn = torch.zeros_like(self.drawn_rows, dtype=self.dtype)

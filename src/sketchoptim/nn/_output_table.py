@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from typing import Literal, NamedTuple, assert_never, get_args
+from typing import ClassVar, Literal, NamedTuple, assert_never, get_args
 
 import torch
 from torch import Tensor, nn
@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from .._rows import arithmetic_dtype
 from .._validation import check_choice, check_int, check_positive_int, check_tensor
 from ._class_ids import IGNORE_INDEX, check_int64, check_range, id_range
+from ._table_layer import Table, TableLayer
 
 Reduction = Literal["mean", "sum", "none"]
 
 
-class OutputTable(nn.Module):
+class OutputTable(TableLayer):
     """Logits <hidden, weight[c]> + bias[c] of `classes` classes, computed a chunk at a time.
 
     Base class of layers that train on a few classes only; they define `forward(hidden, labels)`.
@@ -27,8 +28,8 @@ class OutputTable(nn.Module):
         ignore_index: a label that losses and their mean leave out, such as padding.
     """
 
-    sparse = True
-    """Its parameters get sparse gradients; `so.plan` reads this as it does of `nn.Embedding`."""
+    bias_table: Table | None
+    renamed_keys: ClassVar = {"weight": "table.weight", "bias": "bias_table.weight"}
 
     def __init__(
         self,
@@ -57,9 +58,27 @@ class OutputTable(nn.Module):
             # In place: a second copy, even a temporary one, would be the peak of a lean training.
             drawn = torch.empty(classes, dim).uniform_(-1.0, 1.0).div_(math.sqrt(dim))
             weight = nn.Parameter(drawn)
-        self.weight = weight
+        self.table = self.as_table(weight)
         # A column, so that it gets a sparse gradient of rows, as the weight does.
         self.bias = nn.Parameter(torch.zeros(classes, 1)) if bias else None
+
+    @property
+    def weight(self) -> nn.Parameter:
+        """The rows of all classes, [classes, dim]."""
+        return self.table.weight
+
+    @weight.setter
+    def weight(self, weight: nn.Parameter) -> None:
+        self.table.weight = weight
+
+    @property
+    def bias(self) -> nn.Parameter | None:
+        """The biases of all classes, [classes, 1], or None."""
+        return None if self.bias_table is None else self.bias_table.weight
+
+    @bias.setter
+    def bias(self, bias: nn.Parameter | None) -> None:
+        self.bias_table = None if bias is None else self.as_table(bias)
 
     def table_parameters(self) -> list[nn.Parameter]:
         """The parameters with a row for each class, which `so.find_tables` looks for."""
