@@ -8,9 +8,11 @@ from typing import Literal, get_args
 
 from .corpora import (
     Corpus,
+    Interactions,
     LabelledTexts,
     NoisyViews,
     draw_text,
+    read_interactions,
     read_labelled,
     read_lm1b,
     read_python_sources,
@@ -23,7 +25,8 @@ from .corpora import (
 )
 
 DataKind = Literal[
-    "wikitext", "lm1b", "text", "counts", "python", "vectors", "token-vectors", "labelled"
+    "wikitext", "lm1b", "text", "counts", "python", "vectors", "token-vectors", "labelled",
+    "interactions",
 ]  # fmt: skip
 
 DATA_VARIABLE = "SKETCHOPTIM_DATA"
@@ -34,6 +37,7 @@ _EXPECTED: dict[DataKind, str] = {
     "counts": "a .npy file of word counts, most frequent first",
     "vectors": "a .npy file of vectors, or an .npz file of embeddings and classes",
     "labelled": "train.tsv and test.tsv, plain, .gz or .xz, with lines text<TAB>label",
+    "interactions": "train.txt, valid.txt and test.txt, with a user and its items in each line",
 }
 
 
@@ -51,6 +55,8 @@ class DataSettings:
         held_out: Share of the lines for validation, and in "text" for testing too.
         words: Length of the random text; "counts" only.
         noise: Of a view, over the norm of its vector; "vectors" and "token-vectors" only.
+        train_on_valid: The validation pairs are for training too, so that quality is measured on
+            test pairs alone; "interactions" only.
     """
 
     kind: DataKind
@@ -60,6 +66,7 @@ class DataSettings:
     held_out: float = 0.02
     words: int = 1_000_000
     noise: float = 1.0
+    train_on_valid: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(DataKind):
@@ -77,6 +84,11 @@ class DataSettings:
     def labelled(self, path: Path | None = None) -> LabelledTexts:
         """The labelled texts at `path`, else those that `find_data` finds."""
         return read_labelled(find_data(self, path), held_out=self.held_out)
+
+    def interactions(self, path: Path | None = None) -> Interactions:
+        """The pairs of users and items at `path`, else those that `find_data` finds."""
+        found = read_interactions(find_data(self, path))
+        return found.with_valid_in_train() if self.train_on_valid else found
 
     def read(self, path: Path | None = None) -> Corpus:
         """The text at `path`, else the one that `find_data` finds."""

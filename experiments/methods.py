@@ -10,27 +10,27 @@ import torch
 import sketchoptim as so
 from sketchoptim.storage import PRESETS
 
-
-def _sparse_adam(
-    groups: list[dict[str, Any]], *, memory: so.Memory | str = "exact", **options: Any
-) -> torch.optim.SparseAdam:
-    if so.Memory.of(memory) != PRESETS["exact"]:
-        raise ValueError(
-            'memory must be "exact" with optimizer "sparse-adam", which is torch\'s, '
-            f"got {memory!r}"
-        )
-    return torch.optim.SparseAdam(groups, **options)
-
-
-OptimizerName = Literal["adam", "rmsprop", "adagrad", "sgd", "sparse-adam"]
-_OPTIMIZERS: dict[OptimizerName, Callable[..., torch.optim.Optimizer]] = {
+Weights = Literal["float32", "bfloat16", "float16"]
+OptimizerName = Literal[
+    "adam", "adamw", "rmsprop", "adagrad", "sgd", "sparse-adam", "adafactor", "muon"
+]
+_OURS: dict[OptimizerName, Callable[..., torch.optim.Optimizer]] = {
     "adam": so.Adam,
+    "adamw": so.AdamW,
     "rmsprop": so.RMSprop,
     "adagrad": so.Adagrad,
     "sgd": so.SGD,
-    "sparse-adam": _sparse_adam,
 }
-_OPTIONS: dict[OptimizerName, dict[str, Any]] = {"sgd": {"momentum": 0.9}}
+_TORCHS: dict[OptimizerName, Callable[..., torch.optim.Optimizer]] = {
+    "sparse-adam": torch.optim.SparseAdam,
+    "adafactor": torch.optim.Adafactor,
+    "muon": torch.optim.Muon,
+}
+_OPTIONS: dict[OptimizerName, dict[str, Any]] = {
+    "sgd": {"momentum": 0.9},
+    # so that the rates and the weight decay of AdamW suit it
+    "muon": {"adjust_lr_fn": "match_rms_adamw", "weight_decay": 0.01},
+}
 # a name becomes a part of a folder's name and an argument of a command
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -42,10 +42,16 @@ class Method:
     Args:
         name: Its name in commands and files: letters, digits, "-", "_" and ".".
         title: Its name in tables; `name` by default.
-        optimizer: The optimizer of the tables. "sparse-adam" is torch's; all others are ours.
-        memory: A preset or a memory for the tables; "exact" for "sparse-adam".
+        optimizer: The optimizer of the tables. "sparse-adam", "adafactor" and "muon" are torch's;
+            all others are ours.
+        memory: A preset or a memory for the tables; "exact" for an optimizer of torch's.
         options: Further arguments of the tables' optimizer, such as `betas`. "sgd" has
             `momentum=0.9` unless it is given here.
+        weights: The dtype of the tables.
+        batch: Its own batch, where the saved memory is used for a larger one; 0 takes the
+            setting's.
+        body_optimizer: Of the dense layers; None takes the setting's.
+        body_memory: A preset for the dense layers.
 
     Example:
         >>> Method.of("adagrad-lean").optimizer
@@ -57,6 +63,10 @@ class Method:
     optimizer: OptimizerName = "adam"
     memory: so.Memory | str = "lean"
     options: Mapping[str, Any] = field(default_factory=dict)
+    weights: Weights = "float32"
+    batch: int = 0
+    body_optimizer: OptimizerName | None = None
+    body_memory: str = "exact"
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -66,9 +76,13 @@ class Method:
             )
         object.__setattr__(self, "title", self.title or self.name)
         check_optimizer("optimizer", self.optimizer)
+        if self.body_optimizer is not None:
+            check_body_optimizer(self.body_optimizer)
+        if self.batch < 0:
+            raise ValueError(f"batch must be >= 0, got {self.batch}")
         object.__setattr__(self, "memory", so.Memory.of(self.memory))
         try:
-            group = {"params": [torch.zeros(1)]}
+            group = {"params": [torch.zeros(1, 1)]}
             build_optimizer(self.optimizer, [group], memory=self.memory, **self.options)
         except TypeError as error:
             raise ValueError(f"options of method {self.name!r}: {error}") from None
@@ -79,9 +93,8 @@ class Method:
         if isinstance(choice, Method):
             return choice
         names = {preset: ("adam", preset) for preset in PRESETS}
-        for optimizer in get_args(OptimizerName):
-            if optimizer != "sparse-adam":
-                names |= {f"{optimizer}-{preset}": (optimizer, preset) for preset in PRESETS}
+        for optimizer in _OURS:
+            names |= {f"{optimizer}-{preset}": (optimizer, preset) for preset in PRESETS}
         names["sparse-adam"] = ("sparse-adam", "exact")
         if choice not in names:
             allowed = ", ".join(map(repr, names))
@@ -98,17 +111,43 @@ class Method:
             "optimizer": self.optimizer,
             "memory": self.memory.to_dict(),
             "options": dict(self.options),
+            "weights": self.weights,
+            "batch": self.batch,
+            "body_optimizer": self.body_optimizer,
+            "body_memory": self.body_memory,
         }
 
 
 def check_optimizer(name: str, value: str) -> None:
     """Raises ValueError unless `value` is the name of an optimizer."""
-    if value not in _OPTIMIZERS:
-        raise ValueError(f"{name} must be one of {list(_OPTIMIZERS)}, got {value!r}")
+    if value not in get_args(OptimizerName):
+        raise ValueError(f"{name} must be one of {list(get_args(OptimizerName))}, got {value!r}")
+
+
+def check_body_optimizer(value: str) -> None:
+    """Raises ValueError unless `value` is the name of an optimizer for dense layers."""
+    check_optimizer("body_optimizer", value)
+    if value == "sparse-adam":
+        raise ValueError('body_optimizer must take dense gradients, got "sparse-adam"; use "adam"')
 
 
 def build_optimizer(
-    name: OptimizerName, groups: list[dict[str, Any]], **options: Any
+    name: OptimizerName,
+    groups: list[dict[str, Any]],
+    *,
+    memory: so.Memory | str = "exact",
+    **options: Any,
 ) -> torch.optim.Optimizer:
-    """The optimizer of that name over parameter groups."""
-    return _OPTIMIZERS[name](groups, **{**_OPTIONS.get(name, {}), **options})
+    """The optimizer of that name over parameter groups, all in `memory`, also with dense gradients.
+
+    Raises:
+        ValueError: It is torch's and `memory` is not "exact".
+    """
+    options = {**_OPTIONS.get(name, {}), **options}
+    if name in _OURS:
+        return _OURS[name]([{**group, "memory": memory} for group in groups], **options)
+    if so.Memory.of(memory) != PRESETS["exact"]:
+        raise ValueError(
+            f'memory must be "exact" with optimizer "{name}", which is torch\'s, got {memory!r}'
+        )
+    return _TORCHS[name](groups, **options)

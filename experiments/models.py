@@ -54,13 +54,17 @@ class Model(nn.Module):
         raise NotImplementedError
 
     def named_tables(self) -> dict[str, nn.Parameter]:
-        """The parameters that get sparse gradients, by name."""
+        """The parameters that a method trains in its own way, by name."""
         raise NotImplementedError
 
     def named_body(self) -> dict[str, nn.Parameter]:
-        """The parameters that get dense gradients, by name."""
+        """All other parameters, by name; their gradients are dense."""
         tables = self.named_tables()
         return {name: weight for name, weight in self.named_parameters() if name not in tables}
+
+    def named_matrices(self) -> dict[str, nn.Parameter]:
+        """The parameters of the body that Muon is made for, by name."""
+        return {name: weight for name, weight in self.named_body().items() if weight.ndim == 2}
 
 
 class FullSoftmax(OutputTable):
@@ -72,8 +76,8 @@ class FullSoftmax(OutputTable):
         self, hidden: Tensor, labels: Tensor, *, generator: Generator | None = None
     ) -> Tensor:
         """The mean loss over all classes; `generator` is not used."""
-        assert self.bias is not None
-        logits = F.linear(hidden, self.weight, self.bias.squeeze(-1)).flatten(0, -2)
+        bias = None if self.bias is None else self.bias.squeeze(-1)
+        logits = F.linear(hidden, self.weight.to(hidden.dtype), bias).flatten(0, -2)
         return F.cross_entropy(logits, labels.flatten())
 
 
@@ -112,7 +116,8 @@ class LanguageModel(Model):
 
     def forward(self, words: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Hidden vectors [batch, length, width] for words [batch, length], and the last state."""
-        hidden, last = self.lstm(self.dropout(self.embedding(words)), state)
+        rows = self.embedding(words).float()  # tables may be narrower than the layers
+        hidden, last = self.lstm(self.dropout(rows), state)
         return self.projection(self.dropout(hidden)), last
 
     def loss(

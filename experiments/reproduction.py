@@ -72,6 +72,13 @@ class Reproduction:
         return self.recipe.sizes[self.size].test_words > 0
 
     @property
+    def has_validation(self) -> bool:
+        """Whether quality was measured on validation data at the end of some run."""
+        return any(
+            result["valid"] is not None for finding in self.findings for result in finding.results
+        )
+
+    @property
     def clock(self) -> str:
         """Which times to show: "seconds", or "cpu_seconds" where the machine was busy.
 
@@ -120,10 +127,11 @@ def reproduce(
         rates = recipe.sweep(contestant, size)
         finding = _tune_rates(contestant, rates, setting.train, first, launch)
         findings.append(finding)
-        quality = f", validation {recipe.metric} {finding.values('valid')[0]:.1f}"
+        valid = finding.values("valid")[0]
+        quality = f", validation {recipe.metric} {valid:.2f}" if valid < math.inf else ""
         console.print(
             escape(f"{finding.title}: table_lr {finding.table_lr:g}, body_lr {finding.body_lr:g}")
-            + (escape(quality) if setting.test_words else "")
+            + escape(quality)
         )
     # one seed of every method, then the next, so that a disturbance of the machine affects all
     for seed in others:
@@ -218,7 +226,7 @@ def train_launcher(
                 raise ValueError(f"{folder.name} ended with status {status}; see above")
         outcome = "diverged" if "diverged" in result else "trained"
         if result["valid"] is not None:
-            outcome = f"{result['valid']:.1f}"
+            outcome = f"{result['valid']:.2f}"
         console.print(f"{folder.name}: {outcome}", style="dim", markup=False)
         return result
 

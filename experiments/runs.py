@@ -22,7 +22,6 @@ from .checkpoints import (
     replace_file,
     write_json,
 )
-from .corpora import Part
 from .errors import StoppedError
 from .locks import locked
 from .machine import machine_facts, peak_memory_bytes, versions
@@ -33,7 +32,6 @@ from .settings import TrainSettings
 from .stopping import StopRequest
 from .training import DivergedError, Training
 
-_HELD_OUT: tuple[Part, ...] = ("valid", "test")
 _DIVERGED = 1e30
 
 
@@ -49,6 +47,8 @@ def run_settings(
 ) -> TrainSettings:
     """The setting's `train`, for a method and with the given values in place of its own."""
     changes: dict[str, Any] = {"table_lr": table_lr, "body_lr": body_lr}
+    if method.batch:
+        changes["batch"] = method.batch
     if steps is not None:
         changes |= {"steps": steps, "epochs": 0}
     given = {name: value for name, value in changes.items() if value is not None}
@@ -151,9 +151,11 @@ def _stopped(training: Training, checkpoints: TimedCheckpoints) -> StoppedError:
 
 def _measured(setting: Setting, training: Training) -> dict[str, Any]:
     """Quality on the held-out parts; None for what is infinite, which JSON cannot hold."""
-    found: dict[str, Any] = dict.fromkeys(_HELD_OUT)
-    for part in _HELD_OUT if setting.test_words else ():
-        quality = training.task.measure(training.model, part, limit=setting.test_words)
+    found: dict[str, Any] = {"valid": None, "test": None}
+    for part in training.task.held_out if setting.test_words else ():
+        measures = training.task.measures(training.model, part, limit=setting.test_words)
+        quality = measures.pop("quality")
+        found |= {f"{part}_{name}": value for name, value in measures.items()}
         if quality < _DIVERGED:
             found[part] = quality
         else:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import torch
 
-from .methods import Method, OptimizerName, check_optimizer
+from .methods import Method, OptimizerName, check_body_optimizer
 
 Schedule = Literal["linear", "plateau"]
 
@@ -52,11 +52,7 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "method", Method.of(self.method))
-        check_optimizer("body_optimizer", self.body_optimizer)
-        if self.body_optimizer == "sparse-adam":
-            raise ValueError(
-                'body_optimizer must take dense gradients, got "sparse-adam"; use "adam"'
-            )
+        check_body_optimizer(self.body_optimizer)
         _check_device(self.device)
         if self.schedule not in ("linear", "plateau"):
             raise ValueError(f'schedule must be "linear" or "plateau", got {self.schedule!r}')

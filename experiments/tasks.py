@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 import torch
@@ -10,15 +11,20 @@ from torch import Tensor
 from sketchoptim.nn import Aggregation, Bags, recall
 
 from .classifier import Classifier, ClassifierSettings
-from .corpora import Corpus, LabelledTexts, NoisyViews, Part, segments
+from .corpora import Corpus, Interactions, LabelledTexts, NoisyViews, Part, segments
 from .models import LanguageModel, Model, ModelSettings, State
+from .recommender import Recommender, RecommenderSettings, rank_items
 from .text_classifier import TextClassifier, TextClassifierSettings
+from .transformer import Transformer, TransformerSettings
 
 Inputs = Tensor | Bags
 
 
 class Task(Protocol):
     """The interface of a task for the training loop."""
+
+    held_out: tuple[Part, ...] = ("valid", "test")
+    """The parts that quality can be measured on."""
 
     def model(self) -> Model:
         """A new model, with random weights from torch's generator."""
@@ -36,17 +42,24 @@ class Task(Protocol):
         """The error of the model on `limit` words or examples of a part; lower is better."""
         ...
 
+    def measures(self, model: Model, part: Part, *, limit: int) -> dict[str, float]:
+        """What `measure` gives, as "quality", and further measures by name."""
+        return {"quality": self.measure(model, part, limit=limit)}
+
 
 @dataclass(frozen=True)
-class NextWords:
+class NextWords(Task):
     """The next word of a text, measured by perplexity."""
 
     corpus: Corpus
-    settings: ModelSettings
+    settings: ModelSettings | TransformerSettings
 
-    def model(self) -> LanguageModel:
+    def model(self) -> LanguageModel | Transformer:
         """A language model over the text's vocabulary."""
-        return LanguageModel(len(self.corpus.vocabulary), self.settings)
+        words = len(self.corpus.vocabulary)
+        if isinstance(self.settings, TransformerSettings):
+            return Transformer(words, self.settings)
+        return LanguageModel(words, self.settings)
 
     def batches(self, *, batch: int, length: int) -> int:
         """Batches a pass."""
@@ -58,12 +71,12 @@ class NextWords:
 
     def measure(self, model: Model, part: Part, *, limit: int) -> float:
         """Perplexity."""
-        assert isinstance(model, LanguageModel)
+        assert isinstance(model, LanguageModel | Transformer)
         return perplexity(model, getattr(self.corpus, part), words=limit)
 
 
 @dataclass(frozen=True)
-class ClassOfView:
+class ClassOfView(Task):
     """The class that a vector is a noisy view of, measured by the errors in percent."""
 
     views: NoisyViews
@@ -91,7 +104,7 @@ class ClassOfView:
 
 
 @dataclass(frozen=True)
-class ClassOfText:
+class ClassOfText(Task):
     """The class of a text, measured by the percentage of texts without it among the best."""
 
     texts: LabelledTexts
@@ -150,8 +163,54 @@ class ClassOfText:
         return self.settings.hashing(texts), classes
 
 
+@dataclass(frozen=True)
+class ItemsOfUser(Task):
+    """The items of a user, measured by the percentage that is not recommended."""
+
+    data: Interactions
+    settings: RecommenderSettings
+
+    @property
+    def held_out(self) -> tuple[Part, ...]:  # type: ignore[override]
+        """Test alone where the validation pairs are trained on."""
+        return ("valid", "test") if len(self.data.valid) else ("test",)
+
+    def model(self) -> Recommender:
+        """A recommender of these items to these users."""
+        return Recommender(self.data.users, self.data.items, self.settings)
+
+    def batches(self, *, batch: int, length: int) -> int:
+        """Whole batches a pass; `length` is not used."""
+        return len(self.data.train) // batch
+
+    def batch(self, number: int, *, batch: int, length: int) -> tuple[Tensor, Tensor]:
+        """Users and items of random pairs: each pair comes at most once in a pass."""
+        epoch, within = divmod(number, self.batches(batch=batch, length=length))
+        here = _shuffled(len(self.data.train), epoch)[within * batch : (within + 1) * batch]
+        return self.data.train.users[here], self.data.train.items[here]
+
+    def measure(self, model: Model, part: Part, *, limit: int) -> float:
+        """Percent of the items of the first `limit` users that are not recommended to them."""
+        return self.measures(model, part, limit=limit)["quality"]
+
+    def measures(self, model: Model, part: Part, *, limit: int) -> dict[str, float]:
+        """Recall and NDCG too; items that a user is known to have chosen are not recommended."""
+        assert isinstance(model, Recommender)
+        known = self.data.train if part == "valid" else self.data.train.joined(self.data.valid)
+        found = rank_items(model, self.data, self.data.part(part), known, limit=limit)
+        missed = 100 * (1 - found.recall)
+        return {"quality": missed, "recall": found.recall, "ndcg": found.ndcg}
+
+
+@lru_cache(maxsize=2)
+def _shuffled(size: int, seed: int) -> Tensor:
+    return torch.randperm(size, generator=torch.Generator().manual_seed(seed))
+
+
 @torch.no_grad()
-def perplexity(model: LanguageModel, ids: Tensor, *, words: int | None = None) -> float:
+def perplexity(
+    model: LanguageModel | Transformer, ids: Tensor, *, words: int | None = None
+) -> float:
     """exp of the mean full-softmax loss over the first `words` words of a text, all if None."""
     device = model.embedding.weight.device
     state: State | None = None

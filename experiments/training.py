@@ -24,7 +24,7 @@ import sketchoptim as so
 from sketchoptim.ops import LARGEST_GRADIENT
 
 from .corpora import Corpus
-from .methods import build_optimizer
+from .methods import OptimizerName, build_optimizer
 from .models import Model, ModelSettings
 from .settings import TrainSettings
 from .tasks import NextWords, Task
@@ -85,6 +85,8 @@ class Training:
         self.random: Tensor | None = None
         with self._own_random_numbers():
             self.model = task.model().to(settings.device)
+        for table in self.model.named_tables().values():
+            table.data = table.data.to(getattr(torch, settings.resolved_method.weights))
         self.negatives = torch.Generator(settings.device).manual_seed(settings.seed)
         # Any: ours or torch's, and studies put others in their place
         self.optimizers: list[Any] = list(build_optimizers(self.model, settings))
@@ -270,21 +272,27 @@ def _is_usable(parameter: Tensor) -> bool:
 
 
 def build_optimizers(model: Model, settings: TrainSettings) -> list[Optimizer]:
-    """The optimizers of a method: one for the whole model, unless tables and body differ."""
+    """The optimizers of a method, first that of the tables, then those of the body if there is one.
+
+    A method's options are for its tables. Muon is for matrices; AdamW trains what else there is.
+    """
     method = settings.resolved_method
-    tables = {"params": list(model.named_tables().items()), "lr": settings.table_lr}
-    body = {
-        "params": list(model.named_body().items()),
-        "lr": settings.body_lr,
-        "memory": "exact",
-    }
-    options = {"memory": method.memory, **method.options}
-    if not body["params"]:
-        return [build_optimizer(method.optimizer, [tables], **options)]
-    # a method's options are for its tables: the body has the same optimizer in all methods
-    if method.optimizer == settings.body_optimizer and not method.options:
-        return [build_optimizer(method.optimizer, [tables, body], **options)]
-    return [
-        build_optimizer(method.optimizer, [tables], **options),
-        build_optimizer(settings.body_optimizer, [body]),
-    ]
+
+    def built(
+        name: OptimizerName, parameters: dict[str, nn.Parameter], lr: float, **options: Any
+    ) -> list[Optimizer]:
+        if not parameters:
+            return []
+        return [build_optimizer(name, [{"params": list(parameters.items()), "lr": lr}], **options)]
+
+    tables = model.named_tables()
+    optimizers = built(
+        method.optimizer, tables, settings.table_lr, memory=method.memory, **method.options
+    )
+    name = method.body_optimizer or settings.body_optimizer
+    body, lr, memory = model.named_body(), settings.body_lr, method.body_memory
+    if name != "muon":
+        return optimizers + built(name, body, lr, memory=memory)
+    matrices = model.named_matrices()
+    others = {name: weight for name, weight in body.items() if name not in matrices}
+    return optimizers + built(name, matrices, lr) + built("adamw", others, lr, memory=memory)

@@ -2,6 +2,7 @@
 
 from .arrays import load_array
 from .corpus import Corpus, Part, segment, segments
+from .interactions import Interactions, Pairs, read_interactions
 from .labelled import LabelledTexts, labelled_file, read_labelled
 from .python_sources import read_python_sources, source_files
 from .texts import draw_text, read_lm1b, read_text, read_wikitext
@@ -10,13 +11,16 @@ from .vocabulary import Vocabulary
 
 __all__ = [
     "Corpus",
+    "Interactions",
     "LabelledTexts",
     "NoisyViews",
+    "Pairs",
     "Part",
     "Vocabulary",
     "draw_text",
     "labelled_file",
     "load_array",
+    "read_interactions",
     "read_labelled",
     "read_lm1b",
     "read_python_sources",

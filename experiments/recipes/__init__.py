@@ -17,17 +17,26 @@ from ..classifier import ClassifierSettings
 from ..data import DataSettings
 from ..methods import Method
 from ..models import ModelSettings
+from ..recommender import RecommenderSettings
 from ..settings import TrainSettings
-from ..tasks import ClassOfText, ClassOfView, NextWords, Task
+from ..tasks import ClassOfText, ClassOfView, ItemsOfUser, NextWords, Task
 from ..text_classifier import TextClassifierSettings
+from ..transformer import TransformerSettings
 
 Size = Literal["full", "small"]
 
-# The data decide what is learnt; for all other kinds that is the next word.
+ModelKind = Literal["lstm", "transformer"]
+# The data decide what is learnt; for all other kinds that is the next word, and the model's `kind`
+# says by which of these.
+_LANGUAGE_MODELS: dict[ModelKind, type] = {
+    "lstm": ModelSettings,
+    "transformer": TransformerSettings,
+}
 _MODELS: dict[str, type] = {
     "vectors": ClassifierSettings,
     "token-vectors": ClassifierSettings,
     "labelled": TextClassifierSettings,
+    "interactions": RecommenderSettings,
 }
 
 
@@ -60,7 +69,13 @@ class Setting:
     """
 
     about: str
-    model: ModelSettings | ClassifierSettings | TextClassifierSettings
+    model: (
+        ModelSettings
+        | TransformerSettings
+        | ClassifierSettings
+        | TextClassifierSettings
+        | RecommenderSettings
+    )
     train: TrainSettings
     data: DataSettings
     sweep: SweepSettings = SweepSettings()
@@ -80,6 +95,8 @@ class Setting:
             return ClassOfView(self.data.views(path), self.model)
         if isinstance(self.model, TextClassifierSettings):
             return ClassOfText(self.data.labelled(path), self.model)
+        if isinstance(self.model, RecommenderSettings):
+            return ItemsOfUser(self.data.interactions(path), self.model)
         return NextWords(self.data.read(path), self.model)
 
 
@@ -177,16 +194,26 @@ def _setting(table: object, common: Mapping[str, Any], *, where: str) -> Setting
     rest = dict(check_table(table, where=where))
     own = check_table(rest.pop("data", {}), where=f"{where}.data")
     data = parse_table(DataSettings, {**common, **own}, where=f"{where}.data")
+    model = dict(check_table(rest.pop("model", {}), where=f"{where}.model"))
     kinds: dict[str, type] = {
-        "model": _MODELS.get(data.kind, ModelSettings),
+        "model": _MODELS.get(data.kind) or _language_model(model, where=f"{where}.model"),
         "train": TrainSettings,
         "sweep": SweepSettings,
     }
+    rest["model"] = model
     parts: dict[str, Any] = {
         key: parse_table(kind, rest.pop(key, {}), where=f"{where}.{key}")
         for key, kind in kinds.items()
     }
     return parse_table(Setting, rest, where=where, data=data, **parts)
+
+
+def _language_model(table: dict[str, Any], *, where: str) -> type:
+    """The settings of the kind that the table names; the kind is taken out of it."""
+    kind = table.pop("kind", "lstm")
+    if kind not in _LANGUAGE_MODELS:
+        raise ValueError(f"{where}.kind must be one of {list(_LANGUAGE_MODELS)}, got {kind!r}")
+    return _LANGUAGE_MODELS[kind]
 
 
 def _contestant(name: str, table: object, *, where: str) -> Contestant:

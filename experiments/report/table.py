@@ -49,7 +49,10 @@ def comparison(reproduction: Reproduction) -> tuple[list[str], list[list[str]]]:
     metric = reproduction.recipe.metric
     columns = ["method", *(f"paper: {key}" for key in papers)]
     if reproduction.is_measured:
-        columns += [f"test {metric}", f"valid {metric}"]
+        parts = ["test", *(["valid"] if reproduction.has_validation else [])]
+        columns += [f"{part} {metric}" for part in parts]
+        further = further_measures(reproduction)
+        columns += [f"test {name}" for name in further]
     columns += ["state of tables", f"of {first.title}'s", "peak memory", "ms a step", "update"]
     has_times = reproduction.is_measured and bool(times_to_target(reproduction, first))
     if has_times:
@@ -59,12 +62,20 @@ def comparison(reproduction: Reproduction) -> tuple[list[str], list[list[str]]]:
     for finding in reproduction.findings:
         row = [finding.title, *(_number(finding.paper.get(key)) for key in papers)]
         if reproduction.is_measured:
-            row += [mean_sd(finding.values(part)) for part in ("test", "valid")]
+            row += [mean_sd(finding.values(part)) for part in parts]
+            row += [mean_sd(finding.values(f"test_{name}"), digits=4) for name in further]
         row += _costs(finding, first)
         if has_times:
             row.append(_seconds(times_to_target(reproduction, finding)))
         rows.append([*row, f"{finding.table_lr:g}, {finding.body_lr:g}"])
     return columns, rows
+
+
+def further_measures(reproduction: Reproduction) -> list[str]:
+    """The names of measures that some results have beside the recipe's metric."""
+    prefix = "test_"
+    found = (key for it in reproduction.findings for result in it.results for key in result)
+    return sorted({key.removeprefix(prefix) for key in found if key.startswith(prefix)})
 
 
 def _costs(finding: Findings, first: Findings) -> list[str]:
@@ -113,18 +124,23 @@ def first_below(curve: Sequence[tuple[float, float]], target: float) -> float:
     return math.inf
 
 
-def mean_sd(values: list[float]) -> str:
-    """'164.0 ± 1.2', the value alone when there is one, or 'diverged'."""
+def mean_sd(values: list[float], *, digits: int | None = None) -> str:
+    """'164.0 ± 1.2', the value alone when there is one, or 'diverged'.
+
+    Without a number of `digits` after the point there is one, or two for values below 100.
+    """
     if not all(map(math.isfinite, values)):
         return "diverged"
-    if len(values) == 1:
-        return _short(values[0])
-    return f"{_short(statistics.mean(values))} ± {_short(statistics.stdev(values))}"
+    mean = statistics.mean(values)
+    if digits is None:
+        digits = 2 if mean < 100 else 1
+    shown = [mean] if len(values) == 1 else [mean, statistics.stdev(values)]
+    return " ± ".join(_short(value, digits) for value in shown)
 
 
-def _short(value: float) -> str:
-    """One decimal, or a power of ten where a run is far off and digits tell nothing."""
-    return f"{value:.1f}" if abs(value) < 1e6 else f"{value:.1e}"
+def _short(value: float, digits: int) -> str:
+    """So many digits, or a power of ten where a run is far off and digits tell nothing."""
+    return f"{value:.{digits}f}" if abs(value) < 1e6 else f"{value:.1e}"
 
 
 def _seconds(times: list[float]) -> str:

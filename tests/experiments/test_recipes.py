@@ -117,7 +117,7 @@ def test_methods_are_chosen_by_name():
         ),
         ('data = { path = "small.txt" }', "data = 3", "test: small.data must be a table, got 3"),
         ("seeds = [4, 5]", "seeds = [0.5]", "test: small.seeds must be a whole number, got 0.5"),
-        ('"adagrad"', '"lion"', "methods.exact.optimizer must be one of ['adam', 'rmsprop',"),
+        ('"adagrad"', '"lion"', "methods.exact.optimizer must be one of ['adam', 'adamw',"),
         ('memory = "exact"', 'memory = "tiny"', "methods.exact.memory: memory must be a Memory or"),
         ('"bucket"', '"none"', "methods.own.memory: decay must be one of"),
         ('kind = "text"', 'kind = "html"', "full.data.kind must be one of ['wikitext', 'lm1b',"),

@@ -132,7 +132,7 @@ def test_the_table_has_the_papers_numbers_beside_ours(reproduction):
     exact, lean = (dict(zip(columns, row, strict=True)) for row in rows)
     assert exact["paper: perplexity"] == "105.14"
     assert lean["paper: perplexity"] == ""
-    assert re.fullmatch(r"\d+\.\d ± \d+\.\d", exact["test perplexity"])
+    assert re.fullmatch(r"\d+\.\d\d ± \d+\.\d\d", exact["test perplexity"])
     assert exact["of Adam's"] == "100.000%"
     assert float(lean["of Adam's"].rstrip("%")) < 20
     console = Console(record=True, width=200, file=io.StringIO())
@@ -232,11 +232,27 @@ def test_what_was_not_measured_is_not_called_diverged(reproduction, tmp_path):
     assert "diverged" not in text
 
 
+def test_the_table_has_further_measures_and_no_column_for_validation_that_was_trained_on(
+    reproduction,
+):
+    findings = [
+        replace(
+            finding,
+            results=[{**it, "valid": None, "test_recall": 0.18244} for it in finding.results],
+        )
+        for finding in reproduction.findings
+    ]
+    columns, rows = comparison(replace(reproduction, findings=findings))
+    assert "valid perplexity" not in columns
+    assert {row[columns.index("test recall")] for row in rows} == {"0.1824 ± 0.0000"}
+
+
 def test_a_diverged_seed_is_not_averaged_away():
     assert mean_sd([100.0, math.inf]) == "diverged"
     assert mean_sd([100.0, 102.0]) == "101.0 ± 1.4"
     assert mean_sd([1e19, 3e19]) == "2.0e+19 ± 1.4e+19"
     assert mean_sd([100.0]) == "100.0"
+    assert mean_sd([17.5]) == "17.50"
 
 
 def test_the_page_needs_no_other_file(page):
