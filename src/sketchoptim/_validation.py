@@ -23,6 +23,11 @@ PLAIN_TENSORS = (Tensor, Parameter)
 _LONGEST_QUOTE = 120
 
 
+def is_wrapper(tensor: Tensor) -> bool:
+    """Whether a tensor only wraps others that hold its numbers, as a DTensor does."""
+    return hasattr(type(tensor), "__tensor_flatten__")
+
+
 def check_number(
     name: str,
     value: Any,

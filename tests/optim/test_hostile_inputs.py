@@ -208,18 +208,38 @@ def test_an_expanded_gradient_is_only_read_and_does_no_harm():
     check_same_bits(*pair)
 
 
-@pytest.mark.parametrize("memory", [None, "exact", "lean", "row-wise", "paper-mv"])
-@pytest.mark.parametrize("is_sharded", [True, False], ids=["sharded", "replicated"])
-def test_a_refused_step_on_a_dtensor_has_counted_and_scaled_nothing(mesh, is_sharded, memory):
-    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+@pytest.mark.parametrize("memory", ["paper-mv", "paper-v", "paper-v-only", so.Memory(second=so.TopSingular())])
+def test_a_memory_that_depends_on_the_order_of_rows_is_refused_for_divided_ones(mesh, memory):
+    from torch.distributed.tensor import Shard, distribute_tensor
 
-    placements = [Shard(0) if is_sharded else Replicate()]
-    parameter = nn.Parameter(distribute_tensor(torch.ones(3, 4), mesh, placements))
-    parameter.grad = distribute_tensor(torch.ones(3, 4), mesh, placements)
-    optimizer = behind_others(parameter, **({} if memory is None else {"memory": memory}))
-    refuse_step(optimizer, TypeError, r"shape \[3, 4\].*DTensor")
+    parameter = nn.Parameter(distribute_tensor(torch.ones(3, 4), mesh, [Shard(0)]))
+    parameter.grad = distribute_tensor(torch.ones(3, 4), mesh, [Shard(0)])
+    optimizer = behind_others(parameter, memory=memory)
+    refuse_step(optimizer, ValueError, r"shape \[3, 4\] is divided by rows.*(counters|columns)")
     assert torch.equal(parameter.to_local(), torch.ones(3, 4))
     assert not optimizer.state.get(parameter)
+
+
+@pytest.mark.parametrize("memory", [None, "exact", "lean"])
+@pytest.mark.parametrize("layout", ["by columns", "partial"])
+def test_a_dtensor_that_is_not_divided_by_rows_stops_the_whole_step(mesh, layout, memory):
+    from torch.distributed.tensor import DTensor, Partial, Shard
+
+    placements = [Shard(1) if layout == "by columns" else Partial()]
+    parameter, gradient = (DTensor.from_local(torch.ones(3, 4), mesh, placements) for _ in "pg")
+    parameter = nn.Parameter(parameter)
+    parameter.grad = gradient
+    optimizer = behind_others(parameter, **({} if memory is None else {"memory": memory}))
+    refuse_step(optimizer, ValueError, r"shape \[3, 4\].*Shard\(0\).*got the placements")
+    assert torch.equal(parameter.to_local(), torch.ones(3, 4))
+
+
+def test_a_gradient_that_is_laid_out_otherwise_stops_the_whole_step(mesh):
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    parameter = nn.Parameter(distribute_tensor(torch.ones(3, 4), mesh, [Shard(0)]))
+    parameter.grad = distribute_tensor(torch.ones(3, 4), mesh, [Replicate()])
+    refuse_step(behind_others(parameter), TypeError, r"laid out as .*Shard.*got .*Replicate")
 
 
 def test_a_gradient_that_is_a_dtensor_of_a_plain_parameter_is_refused(mesh):

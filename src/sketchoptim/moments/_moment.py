@@ -144,6 +144,21 @@ class SketchView(NamedTuple):
     is_by_row: bool
 
 
+class CodesView(NamedTuple):
+    """For kernels: 8-bit codes, a scale for each block of them, and what the codes stand for."""
+
+    codes: Tensor
+    scales: Tensor
+    book: Tensor
+    """The 256 numbers that codes stand for, in ascending order."""
+    borders: Tensor
+    """The 255 numbers halfway between them."""
+    block: int
+    """Numbers that share a scale, at most."""
+    rows: int
+    """Whole rows that share a block; 1 where a row has blocks of its own."""
+
+
 KernelView = ArrayView | SketchView
 
 

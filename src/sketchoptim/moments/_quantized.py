@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -109,12 +109,11 @@ class QuantizedMoment(Moment, storage=Quantized):
             return (Part("uncoded", shape, by="row", initial=fill, least=least),)
         blocks = _Blocks.of(table.dim, storage.block)
         scales = (math.ceil(table.rows / blocks.rows), blocks.columns)
-        by: Literal["row", "whole"] = "row" if blocks.rows == 1 else "whole"
-        return (
-            Part("codes", shape, torch.uint8, by="row", initial=255),  # stands for one
-            # Rows that share a block cannot be divided among processes.
-            Part("scales", scales, by=by, combine="refused", initial=fill, least=0.0),
-        )
+        codes = Part("codes", shape, torch.uint8, by="row", initial=255)  # stands for one
+        if blocks.rows == 1:
+            return codes, Part("scales", scales, by="row", initial=fill, least=0.0)
+        # Rows that share a block cannot be divided among processes.
+        return codes, Part("scales", scales, combine="refused", initial=fill, least=0.0)
 
     def __init__(
         self, storage: Quantized, name: Name, tensors: Parts, held: range | None = None

@@ -2,7 +2,7 @@
 
 from ._dispatch import Kernels, PreparedStep, find_kernels, reference_only
 from ._rule import AnyRule, FusedRule, Rule
-from .reference import LARGEST_GRADIENT, Reference
+from .reference import LARGEST_GRADIENT, Reference, ReferenceStep
 
 __all__ = [
     "LARGEST_GRADIENT",
@@ -11,6 +11,7 @@ __all__ = [
     "Kernels",
     "PreparedStep",
     "Reference",
+    "ReferenceStep",
     "Rule",
     "find_kernels",
     "reference_only",

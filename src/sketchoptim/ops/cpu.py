@@ -46,6 +46,8 @@ def unsupported_reason(parameter: Tensor, moments: Moments, first_row: int = 0) 
 
 
 def _unsupported_storage(moment: Moment) -> str | None:
+    if moment.gathers and moment.held is not None:
+        return "processes exchange its rows in the middle of a step, where no kernel stops"
     view = moment.kernel_view()
     match view:
         case None:
@@ -92,6 +94,7 @@ class CpuKernels:
             dim=self.dim,
             dtype=_DTYPES[parameter.dtype],
             largest_gradient=LARGEST_GRADIENT,
+            first_row=first_row,
             piece_rows=max(1, CHUNK_ELEMENTS // max(1, self.dim)),
         )
         self.call_gradient = self.call.gradient
@@ -121,6 +124,8 @@ class CpuKernels:
         if constants != self.constants:
             self._set_constants(rule)
             self.constants = constants
+        call.is_stochastic = rounding_key is not None
+        call.rounding_key = rounding_key or 0
         part.starts = part.sums = call.row_values = None
         ids = sums = squares = None
         repeated = 0
@@ -138,8 +143,8 @@ class CpuKernels:
         if is_checked and 0 < repeated * 4 <= touched * self.parameter.element_size():
             sums = torch.empty(repeated * self.dim, dtype=torch.float32, device="cpu")
             part.sums = sums.data_ptr()
-        # Mean squares by row, found by the check, become second moments. Those of a dense gradient
-        # with many rows are found again by the step, a few at a time.
+        # Mean squares by row, found by the check if there is one, become second moments. Those of a
+        # dense gradient with many rows are found by the step, a few at a time.
         if call.second.is_by_row and (is_sparse or touched <= CHUNK_ELEMENTS):
             squares = self.squares
             if squares.numel() < touched:
@@ -147,9 +152,8 @@ class CpuKernels:
                 if touched <= _ROWS_KEPT:
                     self.squares = squares
             call.row_values = squares.data_ptr()
-        is_finite = True
-        if is_checked or squares is not None:
-            is_finite = bool(self.library.sketchoptim_inspect(call)) or not is_checked
+        call.is_inspected = is_checked
+        is_finite = not is_checked or bool(self.library.sketchoptim_inspect(call))
         return _CpuStep(self, rule, touched, is_finite, (values, ids, sums, squares))
 
     def _set_constants(self, rule: FusedRule) -> None:

@@ -82,7 +82,7 @@ class Adagrad(Optimizer):
 
     def torch_step_(self, group: Group, bindings: list[Binding]) -> None:
         torch_adagrad.adagrad(
-            [it.parameter for it in bindings],
+            [it.local for it in bindings],
             [it.gradient for it in bindings],
             [it.exact_values("second") for it in bindings],
             [it.state["step"] for it in bindings],

@@ -127,7 +127,7 @@ class Adam(Optimizer):
     def torch_step_(self, group: Group, bindings: list[Binding]) -> None:
         beta1, beta2 = map(float, group["betas"])
         torch_adam.adam(
-            [it.parameter for it in bindings],
+            [it.local for it in bindings],
             [it.gradient for it in bindings],
             [it.exact_values("first") for it in bindings],
             [it.exact_values("second") for it in bindings],

@@ -13,8 +13,9 @@ from .._validation import PLAIN_TENSORS
 from ..moments import Moment, Moments, Name, Parts, Table
 from ..ops import AnyRule
 from ..storage import PRESETS, Memory, Storage
-from . import _checks, _state
+from . import _checks, _sharding, _state
 from ._names import key_of
+from ._sharding import Shard
 
 if TYPE_CHECKING:
     from .base import Group, Optimizer
@@ -34,6 +35,10 @@ class Binding:
     """
 
     parameter: Tensor
+    local: Tensor
+    """The rows of it that this process holds: a plain tensor, the parameter itself as a rule."""
+    shard: Shard | None
+    """Where these rows are in the parameter, if it is a DTensor."""
     state: State
     options: Options
     group_memory: Memory
@@ -58,15 +63,18 @@ class Binding:
     """Steps before its moments were switched on."""
     maintained: tuple[tuple[Name, Moment], ...]
     """The moments that have something to do between steps."""
+    raised_parts: tuple[tuple[Name, str], ...]
+    """The parts whose maximum over processes, which each have raised them, is the moment's."""
     layout: tuple[torch.Size, torch.dtype, bool, int]
-    """Shape and dtype of the parameter, whether it is contiguous, and its address."""
+    """Shape and dtype of the local rows, whether they are contiguous, and their address."""
     addresses: tuple[tuple[str, Tensor, int], ...]
     """The tensors of the state that steps change, and where their numbers are."""
 
     @property
     def gradient(self) -> Tensor:
+        """That of the local rows."""
         assert self.parameter.grad is not None  # only such parameters are stepped
-        return self.parameter.grad
+        return _sharding.local(self.parameter.grad)
 
     def exact_values(self, name: Name) -> Tensor:
         """The tensor of an exact moment."""
@@ -79,14 +87,14 @@ class Binding:
         Without options, whether parameter and state are.
         """
         shape, dtype, is_contiguous, address = self.layout
-        parameter = self.parameter
+        local = self.parameter if self.shard is None else _sharding.local(self.parameter)
         if (
             state is not self.state
             or (options is not self.options and options is not None)
-            or parameter.dtype is not dtype
-            or parameter.shape != shape
-            or parameter.is_contiguous() is not is_contiguous
-            or (address and parameter.data_ptr() != address)
+            or local.dtype is not dtype
+            or local.shape != shape
+            or local.is_contiguous() is not is_contiguous
+            or (address and local.data_ptr() != address)
         ):
             return False
         for key, tensor, place in self.addresses:
@@ -102,6 +110,8 @@ class Binding:
         nonfinite: Literal["raise", "skip", "unchecked"],
     ) -> "BoundStep":
         """Step number `number` along a gradient, checked; nothing has changed yet."""
+        if self.shard is not None:
+            gradient = _sharding.local(gradient)
         is_checked = self.refuses_nonfinite and nonfinite != "unchecked"
         seed = self.rounding_seed
         key = None if seed is None else _rounding.weights_key(seed, number)
@@ -113,12 +123,13 @@ class Binding:
             reason = self.fallback_reason
             if self.kernels is not None:
                 reason = self.kernels.unsupported_reason(gradient, rule)
-            reference = ops.Reference(self.parameter, self.moments)
+            first_row = 0 if self.shard is None else self.shard.rows.start
+            reference = ops.Reference(self.local, self.moments, first_row=first_row)
             step = reference.prepare(gradient, rule, is_checked=is_checked, rounding_key=key)
         if not step.is_finite and nonfinite == "raise":
             decayed = ", with the weights that decay into it," if rule.weight_decay else ""
             raise ValueError(
-                f"the gradient of the parameter of shape {list(gradient.shape)}{decayed} "
+                f"the gradient of the parameter of shape {list(self.parameter.shape)}{decayed} "
                 f"must be finite and within {ops.LARGEST_GRADIENT:.2g}, got NaN, inf or more; the "
                 'step is refused and nothing has changed. nonfinite="skip" skips and counts such '
                 "steps"
@@ -136,7 +147,7 @@ class BoundStep(NamedTuple):
     is_skipped: bool
     fallback_reason: str | None
 
-    def run_(self) -> None:
+    def run_(self, *, maintains: bool = True) -> None:
         """Moves the parameter and its moments, or counts a step that is skipped."""
         binding = self.binding
         if self.is_skipped:
@@ -145,9 +156,20 @@ class BoundStep(NamedTuple):
         binding.step_count.value = self.number
         if binding.parameter.numel():
             self.step.run_()
-        for name, moment in binding.maintained:
-            if moment.maintain_(self.number):
-                binding.state.update(_state.state_entries(name, moment.tensors))
+        if maintains and binding.maintained:
+            self.maintain_()
+
+    def gather_(self) -> None:
+        """The first half of `run_`, for moments whose estimates need the rows of all processes."""
+        assert isinstance(self.step, ops.ReferenceStep)  # no kernel stops halfway
+        self.step.gather_()
+
+    def maintain_(self) -> None:
+        """Does what is due between this step and the next."""
+        if not self.is_skipped:
+            for name, moment in self.binding.maintained:
+                if moment.maintain_(self.number):
+                    self.binding.state.update(_state.state_entries(name, moment.tensors))
 
 
 def bind(
@@ -181,15 +203,22 @@ def bind(
         _checks.check_memory(previous.group_memory, group["memory"])
         if memory is previous.memory and storages == previous.storages:
             return dataclasses.replace(previous, **derived)
+    table = _sharding.table_of(parameter, key_of(parameter, optimizer))
     if state:
-        table = _table(optimizer, parameter)
         _state.check_live(table, state, optimizer.stored_moments(group, memory, state))
+    parts = {name: moments.declare(storage, name, table) for name, storage in storages.items()}
+    for name, storage in storages.items():
+        _sharding.check_parts(table, parts[name], storage)
     state = fresh_state(optimizer, parameter, group, memory)
-    opened = open_moments(storages, state)
-    kernels, reason = ops.find_kernels(parameter, opened)
-    is_plain = type(parameter) in PLAIN_TENSORS
+    opened = open_moments(storages, state, table)
+    local, shard = _sharding.local(parameter), _sharding.Shard.of(parameter)
+    first_row = 0 if shard is None else shard.rows.start
+    kernels, reason = ops.find_kernels(local, opened, first_row=first_row)
+    is_plain = type(local) in PLAIN_TENSORS
     return Binding(
         parameter=parameter,
+        local=local,
+        shard=shard,
         state=state,
         memory=memory,
         storages=storages,
@@ -203,11 +232,14 @@ def bind(
         maintained=tuple(
             (moment.name, moment) for moment in opened if moment and moment.has_maintenance
         ),
+        raised_parts=tuple(
+            (name, part.name) for name in parts for part in parts[name] if part.combine == "max"
+        ),
         layout=(
-            parameter.shape,
-            parameter.dtype,
-            parameter.is_contiguous(),
-            parameter.data_ptr() if is_plain else 0,
+            local.shape,
+            local.dtype,
+            local.is_contiguous(),
+            local.data_ptr() if is_plain else 0,
         ),
         addresses=_addresses(state),
         **derived,
@@ -228,26 +260,27 @@ def fresh_state(optimizer: "Optimizer", parameter: Tensor, group: "Group", memor
         if not _state.parts_of(state, name):
             if state:  # it was switched on later
                 fresh["began_after"] = int(state["step"])
-            table = _table(optimizer, parameter)
+            table = _sharding.table_of(parameter, key_of(parameter, optimizer))
             tensors = moments.create(storage, name, table, optimizer.fill(group))
             fresh |= _state.state_entries(name, tensors)
     return {**state, **fresh} if fresh else state
 
 
-def open_moments(storages: dict[Name, Storage], state: State) -> Moments:
+def open_moments(storages: dict[Name, Storage], state: State, table: Table) -> Moments:
     """The moments over the tensors of a state; None for one that it does not have."""
     found: dict[Name, Moment] = {}
     for name, storage in storages.items():
         tensors: Parts = _state.parts_of(state, name)
         if tensors:  # SGD's momentum may have been switched on since the last step
-            found[name] = moments.open_moment(storage, name, tensors)
+            found[name] = moments.open_moment(storage, name, tensors, held=table.held)
     return Moments(found.get("first"), found.get("second"))
 
 
 def live_moments(optimizer: "Optimizer", parameter: Tensor, group: "Group") -> Moments:
     """The moments of a parameter that has state, to look at or to fill."""
     storages = optimizer.storages(group, optimizer.memory_in_force(parameter, group))
-    return open_moments(storages, optimizer.state[parameter])
+    table = _sharding.table_of(parameter, key_of(parameter, optimizer))
+    return open_moments(storages, optimizer.state[parameter], table)
 
 
 def _rounding_seed(
@@ -260,11 +293,6 @@ def _rounding_seed(
     ):
         return None
     return _rounding.weights_seed(key_of(parameter, optimizer))
-
-
-def _table(optimizer: "Optimizer", parameter: Tensor) -> Table:
-    key = key_of(parameter, optimizer)
-    return Table(parameter.shape, parameter.dtype, parameter.device, key)
 
 
 def _addresses(state: State) -> tuple[tuple[str, Tensor, int], ...]:

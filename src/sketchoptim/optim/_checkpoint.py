@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from .. import _torch_private
+from .. import _torch_private, moments
 from .._validation import check_keys
-from ..moments import Table
+from ..moments import Part, Table
 from ..storage import Memory
-from . import _state
+from . import _sharding, _state
 from ._binding import EXACT
 from ._names import keyed_parameters
 
@@ -35,6 +35,13 @@ def pack(optimizer: "Optimizer") -> Packed:
         for group in optimizer.param_groups
     ]
     state = {numbers[parameter]: it for parameter, it in optimizer.state.items()}
+    for key, parameter, group in keyed_parameters(optimizer):
+        if _sharding.is_dtensor(parameter) and parameter in optimizer.state:
+            table = _sharding.table_of(parameter, key)
+            whole = dict(optimizer.state[parameter])
+            for entry, part in _parts(optimizer, group, table, whole).items():
+                whole[entry] = _sharding.as_global(parameter, part, whole[entry])
+            state[numbers[parameter]] = whole
     return _torch_private.after_state_dict(optimizer, {"state": state, "param_groups": groups})
 
 
@@ -51,7 +58,8 @@ def load_(optimizer: "Optimizer", packed: Packed) -> None:
         state = states.get(parameter)
         if state:
             storages = _stored_moments(optimizer, groups[_index(optimizer, group)], state)
-            restored[parameter] = _state.restore(parameter, key, state, storages)
+            table = _sharding.table_of(parameter, key)
+            restored[parameter] = _state.restore(table, state, storages)
     for group, saved in zip(optimizer.param_groups, groups, strict=True):
         saved["params"] = group["params"]
         if "param_names" in group:
@@ -141,9 +149,12 @@ def _checked_states(
         where = f"parameter {number} of the checkpoint"
         if not isinstance(state, dict):
             raise TypeError(f"the state of {where} must be a dict, got {state!r}")
-        table = Table(parameter.shape, parameter.dtype, parameter.device, key)
-        storages = _stored_moments(optimizer, groups[_index(optimizer, group)], state)
-        _state.check_saved(where, table, state, storages)
+        table = _sharding.table_of(parameter, key)
+        saved_group = groups[_index(optimizer, group)]
+        state = dict(state)
+        for entry, part in _parts(optimizer, saved_group, table, state).items():
+            state[entry] = _sharding.as_held(parameter, part, state[entry])
+        _state.check_saved(where, table, state, _stored_moments(optimizer, saved_group, state))
         found[parameter] = state
     return found
 
@@ -151,6 +162,18 @@ def _checked_states(
 def _stored_moments(optimizer: "Optimizer", group: "Group", state: dict[str, Any]) -> Any:
     memory = group["memory"] if state.get("is_compressed") else EXACT
     return optimizer.stored_moments({**optimizer.defaults, **group}, memory, state)
+
+
+def _parts(
+    optimizer: "Optimizer", group: "Group", table: Table, state: dict[str, Any]
+) -> dict[str, Part]:
+    """The parts of moments among the entries of a state."""
+    found = {
+        _state.entry(name, part.name): part
+        for name, storage in _stored_moments(optimizer, group, state).items()
+        for part in moments.declare(storage, name, table)
+    }
+    return {key: part for key, part in found.items() if key in state}
 
 
 def _index(optimizer: "Optimizer", group: "Group") -> int:

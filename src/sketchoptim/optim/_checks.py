@@ -1,10 +1,14 @@
 """What must hold of options, parameters and gradients before a step; errors say what to do."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from .._validation import PLAIN_TENSORS, check_storage
+from .._validation import PLAIN_TENSORS, check_storage, is_wrapper
+from ..moments import Name
 from ..storage import Memory
+from ._sharding import layout, local
 
 
 def is_fixed(value: object) -> bool:
@@ -14,11 +18,6 @@ def is_fixed(value: object) -> bool:
     return value is None or isinstance(value, float | int | str | Memory)
 
 
-def is_wrapper(tensor: Tensor) -> bool:
-    """Whether a tensor only wraps others that hold its numbers, as a DTensor does."""
-    return hasattr(type(tensor), "__tensor_flatten__")
-
-
 def check_memory(before: Memory, now: Memory) -> None:
     """Raises where the memory of a group is not what its moments were kept in before."""
     if now is not before and now != before:
@@ -26,6 +25,14 @@ def check_memory(before: Memory, now: Memory) -> None:
             f"memory of a group must be kept as in earlier steps, {before}, got {now}; "
             "build a new optimizer to change it"
         )
+
+
+def check_moments(kind: str, moment_names: Sequence[Name], memory: Memory) -> None:
+    """Raises where a memory is not one for an optimizer of this kind, which has these moments."""
+    if "second" in moment_names and memory.second is None:
+        raise ValueError(f"memory.second must be a storage for {kind}, got None")
+    if memory.form == "ratio" and len(moment_names) < 2:
+        raise ValueError(f'form="ratio" divides two moments, but {kind} has one')
 
 
 def check_parameter(parameter: Tensor) -> None:
@@ -41,12 +48,6 @@ def check_parameter(parameter: Tensor) -> None:
             f"parameters must be dense tensors, got {parameter.layout} of shape {shape}; only "
             "gradients may be sparse"
         )
-    if is_wrapper(parameter):
-        raise TypeError(
-            f"the parameter of shape {shape} must be a plain tensor, got a "
-            f"{type(parameter).__name__}: sharded and wrapped parameters are not supported yet; "
-            "use torch.optim for them"
-        )
     if parameter.is_inference():
         raise ValueError(
             f"the parameter of shape {shape} must not be an inference tensor, which cannot change; "
@@ -57,7 +58,7 @@ def check_parameter(parameter: Tensor) -> None:
             f"the parameter of shape {shape} must have memory of its own for every element, got "
             f"the strides {parameter.stride()}; use clone() on what was expanded"
         )
-    check_storage(f"the parameter of shape {shape}", parameter)
+    check_storage(f"the parameter of shape {shape}", local(parameter))
 
 
 def check_gradient(parameter: Tensor, gradient: Tensor) -> None:
@@ -78,8 +79,10 @@ def check_gradient(parameter: Tensor, gradient: Tensor) -> None:
             )
     elif gradient.layout != torch.strided:
         raise TypeError(f"{_gradient_of(parameter)} be dense or sparse COO, got {gradient.layout}")
-    elif is_wrapper(gradient):
-        raise TypeError(f"{_gradient_of(parameter)} be plain, got a {type(gradient).__name__}")
+    elif is_wrapper(gradient) or is_wrapper(parameter):
+        found, expected = layout(gradient), layout(parameter)
+        if found != expected:
+            raise TypeError(f"{_gradient_of(parameter)} be laid out as {expected}, got {found}")
     elif type(gradient) in PLAIN_TENSORS and not gradient.data_ptr():  # empty, or freed
         check_storage("a gradient", gradient)
 

@@ -77,7 +77,7 @@ class RMSprop(Optimizer):
 
     def torch_step_(self, group: Group, bindings: list[Binding]) -> None:
         torch_rmsprop.rmsprop(
-            [it.parameter for it in bindings],
+            [it.local for it in bindings],
             [it.gradient for it in bindings],
             [it.exact_values("second") for it in bindings],
             [],

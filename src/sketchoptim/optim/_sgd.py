@@ -103,7 +103,7 @@ class SGD(Optimizer):
         is_first = [it.state["step"] <= it.began_after for it in bindings]
         buffers = [None if first else own for own, first in zip(kept, is_first, strict=True)]
         torch_sgd.sgd(
-            [it.parameter for it in bindings],
+            [it.local for it in bindings],
             [it.gradient for it in bindings],
             buffers,
             weight_decay=float(group["weight_decay"]),

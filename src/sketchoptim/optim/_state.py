@@ -17,9 +17,14 @@ _REQUIRED = ("step", "is_compressed", "shape")
 _OPTIONAL = ("began_after", "skipped")
 
 
+def entry(name: Name, part: str) -> str:
+    """The key of a part of a moment in a state."""
+    return f"{name}_{part}"
+
+
 def state_entries(name: Name, tensors: Parts) -> State:
     """The tensors of a moment under their keys in a state."""
-    return {f"{name}_{part}": tensor for part, tensor in tensors.items()}
+    return {entry(name, part): tensor for part, tensor in tensors.items()}
 
 
 def parts_of(state: State, name: Name) -> Parts:
@@ -95,15 +100,12 @@ def _check(
             )
 
 
-def restore(
-    parameter: Tensor, key: str | int, state: State, storages: dict[Name, Storage]
-) -> State:
+def restore(table: Table, state: State, storages: dict[Name, Storage]) -> State:
     """A copy of a checked state on the parameter's device, each part in its own dtype."""
-    table = Table(parameter.shape, parameter.dtype, parameter.device, key)
     copied: State = {
         "step": torch.tensor(float(state["step"]), dtype=torch.float64, device="cpu"),
         "is_compressed": state["is_compressed"],
-        "shape": torch.tensor(parameter.shape, dtype=torch.int64, device="cpu"),
+        "shape": torch.tensor(table.shape, dtype=torch.int64, device="cpu"),
     }
     copied |= {name: state[name] for name in _OPTIONAL if name in state}
     for name, storage in storages.items():

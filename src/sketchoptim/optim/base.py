@@ -16,7 +16,7 @@ from .._warning import warn
 from ..moments import Name
 from ..ops import AnyRule
 from ..storage import Memory, Storage
-from . import _advice, _binding, _checkpoint, _checks
+from . import _advice, _binding, _blank_state, _checkpoint, _checks, _sharding
 from ._binding import EXACT, Binding, BoundStep, Options, State
 from ._names import name_of
 from ._state import parts_of
@@ -96,16 +96,10 @@ class Optimizer(torch.optim.Optimizer):
         for flag in REFUSED_FLAGS:
             if options.get(flag):
                 raise ValueError(f"{flag} is not supported by {type(self).__name__}; leave it out")
-        self._check_memory(group["memory"])
+        _checks.check_moments(type(self).__name__, self.moment_names, group["memory"])
         self.check_options(options)
         super().add_param_group(group)
-
-    def _check_memory(self, memory: Memory) -> None:
-        name = type(self).__name__
-        if "second" in self.moment_names and memory.second is None:
-            raise ValueError(f"memory.second must be a storage for {name}, got None")
-        if memory.form == "ratio" and len(self.moment_names) < 2:
-            raise ValueError(f'form="ratio" divides two moments, but {name} has one')
+        self._divided = _sharding.divided_parameters(self)
 
     def option_names(self) -> set[str]:
         """The options that a group must have."""
@@ -162,15 +156,26 @@ class Optimizer(torch.optim.Optimizer):
 
     def _step_(self) -> None:
         with self._lock:
+            if not self.state and _blank_state.is_asked_for(self):
+                return _blank_state.create_(self)
             fresh: list[Binding] = []
             steps: list[BoundStep] = []
-            delegated = [self._prepare(group, fresh, steps) for group in self.param_groups]
+            try:
+                delegated = [self._prepare(group, fresh, steps) for group in self.param_groups]
+            except Exception:
+                _sharding.refuse(self._divided)
+                raise
+            if self._divided:
+                steps = _sharding.agree(self._divided, steps)
             # Everything is checked: from here on nothing raises.
             for binding in fresh:
                 self.state[binding.parameter] = binding.state
                 self._bindings[id(binding.parameter)] = binding
-            for step in steps:
-                step.run_()
+            if self._divided:
+                _sharding.run_(steps)
+            else:
+                for step in steps:
+                    step.run_()
             for group, bindings in zip(self.param_groups, delegated, strict=True):
                 if bindings:
                     assert self.torch_step_ is not None  # delegates_to_torch
@@ -184,8 +189,8 @@ class Optimizer(torch.optim.Optimizer):
                 if step.fallback_reason or step.binding.is_watched:
                     for kind, message in _advice.step_warnings(step):
                         self._warn_once(id(step.binding.parameter), kind, message)
-            exact_tables = _advice.exact_tables_warning(self, fresh) if fresh else None
-            if exact_tables is not None:
+            exact_tables = fresh and _advice.exact_tables_warning(self, fresh)
+            if exact_tables:
                 self._warn_once(0, "exact tables", exact_tables)
 
     # Where torch.compile breaks the graph of a training step, to go on behind it. Eager steps do
@@ -264,6 +269,7 @@ class Optimizer(torch.optim.Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._reset_caches_()
+        self._divided = _sharding.divided_parameters(self)
 
     def _reset_caches_(self) -> None:
         self._lock = threading.Lock()
