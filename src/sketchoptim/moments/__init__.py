@@ -15,6 +15,7 @@ from . import _exact, _quantized, _rank_one, _row_wise, _top_singular  # noqa: F
 from ._moment import (
     ArrayView,
     Average,
+    CodesView,
     Drive,
     KernelView,
     Moment,
@@ -32,6 +33,7 @@ from ._sketched import load_limit
 __all__ = [
     "ArrayView",
     "Average",
+    "CodesView",
     "Drive",
     "KernelView",
     "Moment",
