@@ -1,0 +1,420 @@
+"""Which kernels a step launches, in which order, and with what."""
+
+import math
+import struct
+from typing import Any, NamedTuple, assert_never
+
+import torch
+import triton
+from torch import Tensor
+
+from ..._sketch import SMALLEST_SCALE, Sketch
+from ...moments import ArrayView, Average, CodesView, Moment, SketchView
+from .._rule import FusedRule
+from .._schedule import Schedule
+from ..reference import LARGEST_GRADIENT
+from . import blocks, moves, prepare, rows, slots
+from . import moments as kinds
+
+_FORMS = {
+    "linear": kinds.LINEAR.value,
+    "paper": kinds.PAPER.value,
+    "bucket": kinds.BUCKET.value,
+    "conservative": kinds.CONSERVATIVE.value,
+}
+# Numbers of a tile: 8 for each of the 128 threads of a program keeps all kernels free of spills.
+TILE = 1024
+MOST_COLUMNS = 1024
+# Columns that a program takes where rows move one after the other: 4 for each thread of a warp.
+COLUMNS_IN_ORDER = 128
+# Parts that the buckets of a hash row are divided among, where rows are added in order.
+MOST_PARTS = 64
+ROWS_OF_A_PART = 64
+COUNTERS_AT_ONCE = 4096
+# Without fusion a * b + c is rounded twice, as in the reference.
+OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
+OPTIONS_IN_ORDER = {"num_warps": 1, "enable_fp_fusion": False}
+
+
+class GpuMoment:
+    """A moment as the kernels take it: constants, pointers, and the numbers that it keeps."""
+
+    def __init__(self, moment: Moment | None, dummy: Tensor) -> None:
+        self.kind, self.form, self.depth, self.width = kinds.NONE.value, 0, 0, 1
+        self.dummy = dummy
+        self.data = self.words = self.scales = self.book = self.borders = dummy
+        self.sketch: Sketch | None = None
+        self.decays = False
+        self.block = self.block_rows = 0
+        view = None if moment is None else moment.kernel_view()
+        match view:
+            case None:
+                pass
+            case ArrayView(values, is_by_row):
+                self.data = values
+                self.kind = (kinds.ROW_WISE if is_by_row else kinds.EXACT).value
+            case CodesView():
+                self.kind, self.data, self.scales = kinds.CODES.value, view.codes, view.scales
+                self.book, self.borders = view.book, view.borders
+                self.block, self.block_rows = view.block, view.rows
+            case SketchView(sketch, form, is_by_row):
+                self.sketch, self.form = sketch, _FORMS[form]
+                self.kind = (kinds.ROW_SKETCH if is_by_row else kinds.SKETCH).value
+                self.depth, self.width = sketch.depth, sketch.width
+                self.data, self.words = sketch.counters, sketch.words
+                self.decays = form in ("linear", "conservative")
+            case _:
+                assert_never(view)
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether all its rows are added before any is read."""
+        return self.sketch is not None and self.form == kinds.LINEAR.value
+
+    @property
+    def is_in_order(self) -> bool:
+        """Whether its rows move one after the other."""
+        return self.sketch is not None and not self.decays
+
+    @property
+    def is_by_row(self) -> bool:
+        return self.kind in (kinds.ROW_WISE.value, kinds.ROW_SKETCH.value)
+
+    @property
+    def is_conservative(self) -> bool:
+        return self.sketch is not None and self.form == kinds.CONSERVATIVE.value
+
+    def lasting(self) -> tuple[float, int]:
+        """Scale and number of writes, as the host has them."""
+        if self.sketch is None:
+            return 1.0, 0
+        writes = self.sketch.writes
+        return self.sketch.scale.item(), 0 if writes is None else int(writes.item())
+
+    def set_lasting_(self, scale: float, writes: int) -> None:
+        if self.sketch is not None:
+            self.sketch.scale.fill_(scale)
+            if self.sketch.writes is not None:
+                self.sketch.writes.fill_(writes)
+
+    def predict_(self, average: Average) -> None:
+        """Moves scale and writes on the host as the device will, unless it refuses the step.
+
+        Only a sum has a start, and a sum does not decay; so the start stays as it is.
+        """
+        scale, writes = self.lasting()
+        if self.decays:
+            scale *= average.decay
+            if scale == 0.0:
+                scale = 1.0
+            elif scale < SMALLEST_SCALE:
+                scale, _ = math.frexp(scale)
+        self.set_lasting_(scale, writes + 1)
+
+    def unused(self) -> "GpuMoment":
+        """What stands for it in a step whose rule does not move it."""
+        return GpuMoment(None, self.dummy)
+
+    @property
+    def is_raised_at_once(self) -> bool:
+        """Whether its counters are raised by atomic instructions, which take 32 bits."""
+        return self.is_conservative and self.data.dtype == torch.float32
+
+    @property
+    def counters(self) -> int:
+        """Counters that a decay of the whole may have to rescale."""
+        return self.data.numel() if self.decays else 0
+
+    def forgets(self, average: Average | None) -> bool:
+        """Whether a step starts by forgetting everything."""
+        return self.decays and average is not None and average.decay == 0.0
+
+    def pointers(self, name: str) -> dict[str, Any]:
+        return {name: self.data, f"{name}_words": self.words, f"{name}_width": self.width}
+
+    def codes(self, name: str) -> dict[str, Any]:
+        parts = {"scales": self.scales, "book": self.book, "borders": self.borders}
+        return {f"{name}_{part}": tensor for part, tensor in parts.items()}
+
+    def constants(self, name: str, average: Average | None) -> dict[str, int]:
+        return {
+            f"{name}_KIND": self.kind,
+            f"{name}_FORM": self.form,
+            f"{name}_MODE": _mode(average),
+            f"{name}_DEPTH": self.depth,
+        }
+
+
+class Shape(NamedTuple):
+    """How kernels cut rows into tiles."""
+
+    stride: int
+    """Columns that a tile covers."""
+    block: int
+    """The next power of two."""
+    rows: int
+    """Rows of a tile."""
+
+    @classmethod
+    def of(cls, dim: int, first: GpuMoment, second: GpuMoment) -> "Shape":
+        coded = max(first.block, second.block)
+        stride = min(coded, dim) if coded else min(triton.next_power_of_2(dim), MOST_COLUMNS)
+        block = triton.next_power_of_2(stride)
+        return cls(stride, block, max(1, TILE // block))
+
+
+class Launch(NamedTuple):
+    """One kernel of a step: what a trace of calls records."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    arguments: dict[str, Any]
+
+    def run_(self) -> None:
+        self.kernel[self.grid](**self.arguments)
+
+
+class Call(NamedTuple):
+    """What the launches of one step need to know."""
+
+    parameter: Tensor
+    first_row: int
+    ledger: Tensor
+    flag: Tensor
+    report: Tensor
+    first: GpuMoment
+    second: GpuMoment
+    shape: Shape
+    rule: FusedRule
+    schedule: Schedule | None
+    ids: Tensor | None
+    values: Tensor
+    is_checked: bool
+    rounding_key: int | None
+
+    @property
+    def rows(self) -> int:
+        return self.parameter.shape[:1].numel()
+
+    @property
+    def dim(self) -> int:
+        return self.parameter.shape[1:].numel()
+
+    @property
+    def count(self) -> int:
+        """Positions that kernels go through: entries of a sparse gradient, rows of a dense one."""
+        return self.rows if self.ids is None else self.ids.numel()
+
+
+def launches(call: Call) -> list[Launch]:
+    """The kernels of a step in their order; sorts the ids of a sparse gradient first."""
+    return _Plan(call).launches()
+
+
+class _Plan:
+    """Arguments that several kernels of a step share."""
+
+    def __init__(self, call: Call) -> None:
+        self.call, self.rule = call, call.rule
+        self.first = call.first if call.rule.first is not None else call.first.unused()
+        self.second = call.second if call.rule.second is not None else call.second.unused()
+        unused = call.ledger
+        ids, order, partials, row_values = unused, unused, unused, unused
+        if call.ids is not None:
+            ids, order = call.ids.sort(stable=True)
+            pieces = triton.cdiv(call.count, rows.PIECE.value)
+            if pieces > 1:
+                partials = call.ledger.new_empty(pieces * call.dim, dtype=torch.float32)
+        if self.second.is_by_row:
+            row_values = call.ledger.new_empty(call.count, dtype=torch.float32)
+        self.has_pieces = partials is not unused
+        self.gradient = {
+            "values": call.values, "ids": ids, "order": order, "partials": partials,
+            "count": call.count, "DIM": call.dim,
+        }  # fmt: skip
+        self.read = {
+            **self.gradient, "parameter": call.parameter, "ledger": call.ledger, "flag": call.flag,
+            "first_row": call.first_row, "IS_DENSE": call.ids is None,
+            "IS_MAXIMIZING": self.rule.maximize, "DECAYS": self.rule.weight_decay != 0.0,
+        }  # fmt: skip
+        self.row_values = {"row_values": row_values}
+        shape = call.shape
+        self.tile = {"STRIDE": shape.stride, "BLOCK": shape.block, "ROWS": shape.rows}
+        self.forgets = {
+            "FIRST_FORGETS": self.first.forgets(self.rule.first),
+            "SECOND_FORGETS": self.second.forgets(self.rule.second),
+        }
+
+    def launches(self) -> list[Launch]:
+        found = [self._begin()]
+        if self.call.count:
+            found += [*self._inspect(), *self._forget(), *self._add(), *self._move()]
+        return [*found, self._finish()]
+
+    def _begin(self) -> Launch:
+        call, rule = self.call, self.rule
+        correction, size, clip, first_beta, second_beta = _correction(rule, call.schedule)
+        first, second = (rule.first or Average(1.0, 0.0)), (rule.second or Average(1.0, 0.0))
+        numbers = {
+            "step_size": size, "second_root": rule.second_root, "clip": clip,
+            "first_beta": first_beta, "second_beta": second_beta, "eps": rule.eps,
+            "weight_decay": rule.weight_decay, "shrink": rule.shrink,
+            "nesterov": rule.nesterov or 0.0, "first_weight": first.weight,
+            "first_decay": first.decay, "second_weight": second.weight,
+            "second_decay": second.decay,
+        }  # fmt: skip
+        programs = triton.cdiv(call.count, call.shape.rows) if self.has_pieces else 0
+        return Launch(
+            prepare.begin,
+            (1 + programs,),
+            {
+                "ledger": call.ledger,
+                "flag": call.flag,
+                **self.gradient,
+                "expected_step": -1 if call.schedule is None else call.schedule.step,
+                "weights_key": call.rounding_key or 0,
+                **{name: _bits(number) for name, number in numbers.items()},
+                "CORRECTION": correction,
+                "FIRST_DECAYS": self.first.decays,
+                "SECOND_DECAYS": self.second.decays,
+                **self.forgets,
+                **self.tile,
+                **OPTIONS,
+            },
+        )
+
+    def _inspect(self) -> list[Launch]:
+        call, second = self.call, self.second
+        if not (call.is_checked or second.is_by_row or call.ids is not None):
+            return []
+        arguments = {
+            **self.read, **self.row_values, **self.tile, **second.pointers("second"),
+            **second.constants("SECOND", self.rule.second), "rows": call.rows,
+            "LARGEST": LARGEST_GRADIENT, "IS_CHECKED": call.is_checked,
+            "SECOND_FORGETS": self.forgets["SECOND_FORGETS"], **OPTIONS,
+        }  # fmt: skip
+        return [Launch(prepare.inspect, (triton.cdiv(call.count, call.shape.rows),), arguments)]
+
+    def _forget(self) -> list[Launch]:
+        if not any(self.forgets.values()):
+            return []
+        arguments = {"flag": self.call.flag, **self._counters(), **self.forgets, **OPTIONS}
+        return [Launch(prepare.forget, self._counters_grid(), arguments)]
+
+    def _add(self) -> list[Launch]:
+        """What has to be in the sketches before rows move, in ascending order of rows."""
+        call, first, second = self.call, self.first, self.second
+        found = []
+        first_depth = first.depth if first.is_linear else 0
+        is_raised_in_order = second.is_conservative and not second.is_raised_at_once
+        second_depth = second.depth if second.is_linear or is_raised_in_order else 0
+        if first_depth or second_depth:
+            block = min(triton.next_power_of_2(call.dim), COLUMNS_IN_ORDER)
+            parts = max(1, min(MOST_PARTS, call.count // ROWS_OF_A_PART))
+            grid = (triton.cdiv(call.dim, block), parts * max(first_depth, second_depth), 2)
+            arguments = {
+                **self.read, **self.row_values, **first.pointers("first"),
+                **second.pointers("second"), "PARTS": parts, "FIRST_DEPTH": first_depth,
+                "SECOND_DEPTH": second_depth, "SECOND_KIND": second.kind,
+                "SECOND_FORM": second.form, "BLOCK": block, **OPTIONS_IN_ORDER,
+            }  # fmt: skip
+            found.append(Launch(moves.add_rows, grid, arguments))
+        if second.is_by_row and second.is_in_order:
+            arguments = {
+                "ids": self.gradient["ids"], "count": call.count, "ledger": call.ledger,
+                "flag": call.flag, "first_row": call.first_row, "IS_DENSE": call.ids is None,
+                **self.row_values, **second.pointers("second"),
+                **second.constants("SECOND", self.rule.second), **OPTIONS_IN_ORDER,
+            }  # fmt: skip
+            del arguments["SECOND_KIND"]
+            found.append(Launch(moves.move_by_row, (1,), arguments))
+        return found
+
+    def _move(self) -> list[Launch]:
+        call, rule, first, second = self.call, self.rule, self.first, self.second
+        shape = call.shape
+        has_root = rule.second_root != 1.0
+        if call.schedule is not None and call.schedule.is_after_eps is not None:
+            has_root = call.schedule.is_after_eps
+        flags = {
+            "HAS_NESTEROV": rule.nesterov is not None, "HAS_ROOT": has_root,
+            "HAS_CLIP": rule.clip is not None, "IS_STOCHASTIC": call.rounding_key is not None,
+        }  # fmt: skip
+        block_rows = max(first.block_rows, second.block_rows)
+        if block_rows > 1:
+            return self._move_blocks(flags, block_rows)
+        arguments = {
+            **self.read, **self.row_values, **flags, **self.tile,
+            **first.pointers("first"), **first.codes("first"),
+            **second.pointers("second"), **second.codes("second"),
+            **first.constants("FIRST", rule.first), **second.constants("SECOND", rule.second),
+            "IS_RAISED": second.is_raised_at_once, "IS_RATIO": rule.is_ratio,
+        }  # fmt: skip
+        if any(it.is_in_order and not it.is_by_row for it in (first, second)):
+            block = shape.block if first.block or second.block else COLUMNS_IN_ORDER
+            block = min(triton.next_power_of_2(call.dim), block)
+            arguments |= {"BLOCK": block, "ROWS": 1, **OPTIONS_IN_ORDER}
+            grid = (triton.cdiv(call.dim, shape.stride if first.block or second.block else block),)
+            return [Launch(moves.move_rows_in_order, grid, arguments)]
+        arguments |= OPTIONS
+        return [Launch(moves.move_rows, (triton.cdiv(call.count, shape.rows),), arguments)]
+
+    def _move_blocks(self, flags: dict[str, bool], block_rows: int) -> list[Launch]:
+        call, first, second = self.call, self.first, self.second
+        block = triton.next_power_of_2(block_rows * call.dim)
+        tile_rows = max(1, TILE // block)
+        groups = call.count if call.ids is not None else triton.cdiv(call.rows, block_rows)
+        arguments = {
+            **self.read, **flags, "first": first.data, **first.codes("first"),
+            "second": second.data, **second.codes("second"), "rows": call.rows,
+            "FIRST_KIND": first.kind, "FIRST_MODE": _mode(self.rule.first),
+            "SECOND_KIND": second.kind, "SECOND_MODE": _mode(self.rule.second),
+            "BLOCK_ROWS": block_rows, "BLOCK": block, "ROWS": tile_rows, **OPTIONS,
+        }  # fmt: skip
+        return [Launch(blocks.move_blocks, (triton.cdiv(groups, tile_rows),), arguments)]
+
+    def _finish(self) -> Launch:
+        call = self.call
+        arguments = {
+            "ledger": call.ledger, "flag": call.flag, "report": call.report, **self._counters(),
+            "HAS_FIRST": self.rule.first is not None, "HAS_SECOND": self.rule.second is not None,
+            "FIRST_DECAYS": self.first.decays, "SECOND_DECAYS": self.second.decays, **OPTIONS,
+        }  # fmt: skip
+        return Launch(prepare.finish, self._counters_grid(), arguments)
+
+    def _counters(self) -> dict[str, Any]:
+        return {
+            "first": self.first.data, "first_size": self.first.counters,
+            "second": self.second.data, "second_size": self.second.counters,
+            "BLOCK": COUNTERS_AT_ONCE,
+        }  # fmt: skip
+
+    def _counters_grid(self) -> tuple[int]:
+        most = max(self.first.counters, self.second.counters)
+        return (max(1, triton.cdiv(most, COUNTERS_AT_ONCE)),)
+
+
+def _correction(
+    rule: FusedRule, schedule: Schedule | None
+) -> tuple[int, float, float, float, float]:
+    """The kind of correction, and the numbers that it starts from."""
+    clip = rule.clip or 0.0
+    if schedule is None:
+        return prepare.PLAIN.value, rule.step_size, clip, 0.0, 0.0
+    if schedule.is_after_eps is None:
+        return prepare.RATE_DECAY.value, schedule.rate, clip, schedule.rate_decay, 0.0
+    kind = prepare.BIAS_AFTER_EPS if schedule.is_after_eps else prepare.BIAS_BEFORE_EPS
+    clip = schedule.clip or 0.0
+    return kind.value, schedule.rate, clip, schedule.first_decay, schedule.second_decay
+
+
+def _mode(average: Average | None) -> int:
+    if average is None or average.weight == 1 - average.decay:
+        return kinds.AVERAGE.value
+    return kinds.SUM.value if average.decay == 1 else kinds.GENERAL.value
+
+
+def _bits(number: float) -> int:
+    """The 64 bits of a float64 as an integer: Triton takes Python's floats as float32."""
+    bits: int = struct.unpack("q", struct.pack("d", number))[0]
+    return bits

@@ -1,0 +1,386 @@
+"""The kernels that move moments and rows; each returns at once where the step is refused."""
+
+import triton
+import triton.language as tl
+
+from . import slots
+from .codes import move_codes
+from .moments import (
+    CODES,
+    CONSERVATIVE,
+    EXACT,
+    LINEAR,
+    NONE,
+    ROW_SKETCH,
+    ROW_WISE,
+    SKETCH,
+    add,
+    delta,
+    estimate,
+    median_of_three,
+    move_items,
+    raise_at_once,
+    raise_one,
+    reading_of,
+)
+from .rows import gradient, ids_at
+from .words import bucket_of, mix, store_nearest, store_weights
+
+
+@triton.jit
+def _add_to(
+    values, ids, order, partials, parameter, ledger, row_values, counters, words, width, count,
+    first_row, row, part, PARTS: tl.constexpr, MOMENT: tl.constexpr, KIND: tl.constexpr,
+    FORM: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, IS_DENSE: tl.constexpr,
+    IS_MAXIMIZING: tl.constexpr, DECAYS: tl.constexpr,
+):  # fmt: skip
+    """Adds rows, in ascending order, to those buckets of a hash row that are this part's."""
+    offsets = tl.arange(0, BLOCK)[None, :]
+    columns = tl.program_id(0) * BLOCK + offsets
+    for position in range(count):
+        id, _, is_head = ids_at(ids, position, count, IS_DENSE)
+        if is_head:
+            mixed = mix((id + first_row).to(tl.int64))
+            if bucket_of(words, row, mixed, width) % PARTS == part:
+                at = tl.full([1, 1], position, tl.int64)
+                row_id = tl.full([1, 1], id, tl.int64)
+                one = at >= 0
+                hashed = row_id + first_row
+                if KIND == ROW_SKETCH:
+                    value = tl.load(row_values + at)
+                    if FORM == CONSERVATIVE:
+                        raise_one(counters, words, width, row, mix(hashed), hashed, value, ledger)
+                    else:
+                        add(
+                            counters, words, width, row, mix(hashed), hashed, at * 0, one, ledger,
+                            value, MOMENT, 1,
+                        )  # fmt: skip
+                else:
+                    mask = columns < DIM
+                    x = gradient(
+                        values, ids, order, partials, parameter, ledger, count, at, row_id, one,
+                        columns, mask, DIM, IS_DENSE, IS_MAXIMIZING, DECAYS,
+                    )  # fmt: skip
+                    if MOMENT == slots.SECOND:
+                        x = x * x
+                    add(
+                        counters, words, width, row, mix(hashed), hashed, columns, mask, ledger, x,
+                        MOMENT, DIM,
+                    )  # fmt: skip
+                # What one thread has stored, another may load in the next turn.
+                tl.debug_barrier()
+
+
+@triton.jit(do_not_specialize=["count", "first_row", "first_width", "second_width"])
+def add_rows(
+    values, ids, order, partials, parameter, ledger, flag, row_values, first, first_words,
+    first_width: tl.int64, second, second_words, second_width: tl.int64, count,
+    first_row: tl.int64, PARTS: tl.constexpr, FIRST_DEPTH: tl.constexpr,
+    SECOND_DEPTH: tl.constexpr, SECOND_KIND: tl.constexpr, SECOND_FORM: tl.constexpr,
+    DIM: tl.constexpr, BLOCK: tl.constexpr, IS_DENSE: tl.constexpr, IS_MAXIMIZING: tl.constexpr,
+    DECAYS: tl.constexpr,
+):  # fmt: skip
+    """Adds all rows to sketches of the linear form, and raises conservative bfloat16 counters.
+
+    Program (block of columns, hash row and part, moment). A depth of 0 stands for a moment that
+    has nothing to add. A bucket belongs to one part, which goes through the rows in ascending
+    order: so the sums of floats are the same in every run, unlike with atomic additions.
+    """
+    row, part = tl.program_id(1) // PARTS, tl.program_id(1) % PARTS
+    if tl.load(flag) == 0:
+        if FIRST_DEPTH > 0:
+            if (tl.program_id(2) == 0) & (row < FIRST_DEPTH):
+                _add_to(
+                    values, ids, order, partials, parameter, ledger, row_values, first, first_words,
+                    first_width, count, first_row, row, part, PARTS, slots.FIRST, SKETCH, LINEAR,
+                    DIM, BLOCK, IS_DENSE, IS_MAXIMIZING, DECAYS,
+                )  # fmt: skip
+        if SECOND_DEPTH > 0:
+            is_mine = (tl.program_id(2) == 1) & (row < SECOND_DEPTH)
+            if SECOND_KIND == ROW_SKETCH:
+                is_mine = is_mine & (tl.program_id(0) == 0)
+            if is_mine:
+                _add_to(
+                    values, ids, order, partials, parameter, ledger, row_values, second,
+                    second_words, second_width, count, first_row, row, part, PARTS, slots.SECOND,
+                    SECOND_KIND, SECOND_FORM, DIM, BLOCK, IS_DENSE, IS_MAXIMIZING, DECAYS,
+                )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["count", "first_row", "second_width"])
+def move_by_row(
+    ids, ledger, flag, row_values, second, second_words, second_width: tl.int64, count,
+    first_row: tl.int64, SECOND_FORM: tl.constexpr, SECOND_MODE: tl.constexpr,
+    SECOND_DEPTH: tl.constexpr, IS_DENSE: tl.constexpr,
+):  # fmt: skip
+    """Moves a sketch by row of the paper or bucket form, one row after the other."""
+    if tl.load(flag) == 0:
+        for position in range(count):
+            id, _, is_head = ids_at(ids, position, count, IS_DENSE)
+            if is_head:
+                at = tl.full([1, 1], position, tl.int64)
+                hashed = tl.full([1, 1], id, tl.int64) + first_row
+                value = move_items(
+                    second, second_words, second_width, mix(hashed), hashed, at * 0, at >= 0,
+                    ledger, tl.load(row_values + at), slots.SECOND, SECOND_FORM, SECOND_MODE,
+                    SECOND_DEPTH, 1,
+                )  # fmt: skip
+                tl.store(row_values + at, value)
+                tl.debug_barrier()
+
+
+@triton.jit
+def _move_moment(
+    data, words, width, scales, book, borders, row_values, ledger, at, id, hashed, columns, mask, x,
+    MOMENT: tl.constexpr, KIND: tl.constexpr, FORM: tl.constexpr, MODE: tl.constexpr,
+    DEPTH: tl.constexpr, DIM: tl.constexpr, STRIDE: tl.constexpr,
+):  # fmt: skip
+    """Moves a moment and returns its estimate, [rows, columns] or [rows, 1]."""
+    if KIND == EXACT:
+        pointers = data + id * DIM + columns
+        old = tl.load(pointers, mask=mask, other=0.0).to(tl.float32)
+        result = old + delta(ledger, old, x, MOMENT, MODE)
+        store_nearest(pointers, result, mask)
+    elif KIND == CODES:
+        result = move_codes(
+            data, scales, book, borders, ledger, id, columns, mask, x, MOMENT, MODE, DIM, STRIDE
+        )
+    elif KIND == SKETCH:
+        if FORM == LINEAR:
+            result = estimate(
+                data, words, width, mix(hashed), columns, mask, ledger, x, MOMENT, FORM, MODE,
+                DEPTH, DIM,
+            )  # fmt: skip
+        else:
+            result = move_items(
+                data, words, width, mix(hashed), hashed, columns, mask, ledger, x, MOMENT, FORM,
+                MODE, DEPTH, DIM,
+            )  # fmt: skip
+    else:
+        result = x
+    return result
+
+
+@triton.jit
+def direction_of(
+    ledger, numerator, second, HAS_SECOND: tl.constexpr, HAS_ROOT: tl.constexpr,
+    HAS_CLIP: tl.constexpr,
+):  # fmt: skip
+    """`FusedRule.direction` from its numerator and the second moment."""
+    result = numerator
+    if HAS_SECOND:
+        size = tl.sqrt_rn(second)
+        if HAS_ROOT:
+            size = tl.div_rn(size, size * 0.0 + slots.number(ledger, slots.SECOND_ROOT))
+        result = tl.div_rn(result, size + slots.number(ledger, slots.EPS))
+    if HAS_CLIP:  # comparisons are false for NaN, which stays
+        clip = slots.number(ledger, slots.CLIP)
+        result = tl.where(result > clip, clip, result)
+        result = tl.where(result < -clip, -clip, result)
+    return result
+
+
+@triton.jit
+def _quotient(
+    first, first_words, first_width, second, second_words, second_width, row, mixed, columns, mask,
+    ledger, DIM: tl.constexpr, HAS_ROOT: tl.constexpr, HAS_CLIP: tl.constexpr,
+):  # fmt: skip
+    """The direction by the readings of one hash row."""
+    numerator = reading_of(
+        first, first_words, first_width, row, mixed, columns, mask, ledger, 0.0, slots.FIRST,
+        LINEAR, 0, DIM,
+    )  # fmt: skip
+    square = reading_of(
+        second, second_words, second_width, row, mixed, columns, mask, ledger, 0.0, slots.SECOND,
+        LINEAR, 0, DIM,
+    )  # fmt: skip
+    return direction_of(ledger, numerator, square, True, HAS_ROOT, HAS_CLIP)
+
+
+@triton.jit
+def _median_quotient(
+    first, first_words, first_width, second, second_words, second_width, mixed, columns, mask,
+    ledger, DEPTH: tl.constexpr, DIM: tl.constexpr, HAS_ROOT: tl.constexpr, HAS_CLIP: tl.constexpr,
+):  # fmt: skip
+    """The ratio form: the median of the quotients of the hash rows."""
+    result = _quotient(
+        first, first_words, first_width, second, second_words, second_width, 0, mixed, columns,
+        mask, ledger, DIM, HAS_ROOT, HAS_CLIP,
+    )  # fmt: skip
+    if DEPTH == 3:
+        b = _quotient(
+            first, first_words, first_width, second, second_words, second_width, 1, mixed, columns,
+            mask, ledger, DIM, HAS_ROOT, HAS_CLIP,
+        )  # fmt: skip
+        c = _quotient(
+            first, first_words, first_width, second, second_words, second_width, 2, mixed, columns,
+            mask, ledger, DIM, HAS_ROOT, HAS_CLIP,
+        )  # fmt: skip
+        result = median_of_three(result, b, c)
+    elif DEPTH > 1:
+        low, high = tl.zeros_like(result), tl.zeros_like(result)
+        for row in range(DEPTH):
+            here = _quotient(
+                first, first_words, first_width, second, second_words, second_width, row, mixed,
+                columns, mask, ledger, DIM, HAS_ROOT, HAS_CLIP,
+            )  # fmt: skip
+            rank = tl.zeros_like(here).to(tl.int32)
+            for other in range(DEPTH):
+                there = _quotient(
+                    first, first_words, first_width, second, second_words, second_width, other,
+                    mixed, columns, mask, ledger, DIM, HAS_ROOT, HAS_CLIP,
+                )  # fmt: skip
+                rank += ((there < here) | ((there == here) & (other < row))).to(tl.int32)
+            low = tl.where(rank == (DEPTH - 1) // 2, here, low)
+            high = tl.where(rank == DEPTH // 2, here, high)
+        if DEPTH % 2 == 1:
+            result = high
+        else:
+            result = (low + high) * 0.5
+    return result
+
+
+@triton.jit
+def _move_tile(
+    values, ids, order, partials, parameter, ledger, row_values, first, first_words, first_width,
+    first_scales, first_book, first_borders, second, second_words, second_width, second_scales,
+    second_book, second_borders, count, first_row, at, id, mask, columns, column_mask,
+    FIRST_KIND: tl.constexpr, FIRST_FORM: tl.constexpr, FIRST_MODE: tl.constexpr,
+    FIRST_DEPTH: tl.constexpr, SECOND_KIND: tl.constexpr, SECOND_FORM: tl.constexpr,
+    SECOND_MODE: tl.constexpr, SECOND_DEPTH: tl.constexpr, DIM: tl.constexpr,
+    STRIDE: tl.constexpr, IS_DENSE: tl.constexpr, IS_MAXIMIZING: tl.constexpr,
+    DECAYS: tl.constexpr, HAS_NESTEROV: tl.constexpr, HAS_ROOT: tl.constexpr,
+    HAS_CLIP: tl.constexpr, IS_RATIO: tl.constexpr, IS_STOCHASTIC: tl.constexpr,
+):  # fmt: skip
+    """Moves some columns of some rows, and what moments keep of them."""
+    both = mask & column_mask
+    hashed = id + first_row
+    if IS_RATIO:
+        direction = _median_quotient(
+            first, first_words, first_width, second, second_words, second_width, mix(hashed),
+            columns, both, ledger, FIRST_DEPTH, DIM, HAS_ROOT, HAS_CLIP,
+        )  # fmt: skip
+    else:
+        g = gradient(
+            values, ids, order, partials, parameter, ledger, count, at, id, mask, columns,
+            column_mask, DIM, IS_DENSE, IS_MAXIMIZING, DECAYS,
+        )  # fmt: skip
+        direction = g
+        if FIRST_KIND != NONE:
+            direction = _move_moment(
+                first, first_words, first_width, first_scales, first_book, first_borders,
+                row_values, ledger, at, id, hashed, columns, both, g, slots.FIRST, FIRST_KIND,
+                FIRST_FORM, FIRST_MODE, FIRST_DEPTH, DIM, STRIDE,
+            )  # fmt: skip
+            if HAS_NESTEROV:
+                direction = g + direction * slots.number(ledger, slots.NESTEROV)
+        if (SECOND_KIND == ROW_WISE) or (SECOND_KIND == ROW_SKETCH):
+            if SECOND_KIND == ROW_SKETCH and SECOND_FORM == LINEAR:
+                square = estimate(
+                    second, second_words, second_width, mix(hashed), at * 0, mask, ledger, 0.0,
+                    slots.SECOND, LINEAR, SECOND_MODE, SECOND_DEPTH, 1,
+                )  # fmt: skip
+            else:
+                square = tl.load(row_values + at, mask=mask, other=0.0)
+        else:
+            square = _move_moment(
+                second, second_words, second_width, second_scales, second_book, second_borders,
+                row_values, ledger, at, id, hashed, columns, both, g * g, slots.SECOND, SECOND_KIND,
+                SECOND_FORM, SECOND_MODE, SECOND_DEPTH, DIM, STRIDE,
+            )  # fmt: skip
+        direction = direction_of(
+            ledger, direction, square, SECOND_KIND != NONE, HAS_ROOT, HAS_CLIP
+        )
+    pointers = parameter + id * DIM + columns
+    row = tl.load(pointers, mask=both, other=0.0).to(tl.float32)
+    row *= slots.number(ledger, slots.SHRINK)
+    row -= direction * slots.number(ledger, slots.STEP_SIZE)
+    key = slots.key(ledger, slots.WEIGHTS_KEY)
+    store_weights(pointers, row, both, key, hashed, columns, IS_STOCHASTIC)
+
+
+@triton.jit(do_not_specialize=["count", "first_row", "first_width", "second_width"])
+def move_rows(
+    values, ids, order, partials, parameter, ledger, flag, row_values, first, first_words,
+    first_width: tl.int64, first_scales, first_book, first_borders, second, second_words,
+    second_width: tl.int64, second_scales, second_book, second_borders, count, first_row: tl.int64,
+    FIRST_KIND: tl.constexpr, FIRST_FORM: tl.constexpr, FIRST_MODE: tl.constexpr,
+    FIRST_DEPTH: tl.constexpr, SECOND_KIND: tl.constexpr, SECOND_FORM: tl.constexpr,
+    SECOND_MODE: tl.constexpr, SECOND_DEPTH: tl.constexpr, IS_RAISED: tl.constexpr,
+    DIM: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    IS_DENSE: tl.constexpr, IS_MAXIMIZING: tl.constexpr, DECAYS: tl.constexpr,
+    HAS_NESTEROV: tl.constexpr, HAS_ROOT: tl.constexpr, HAS_CLIP: tl.constexpr,
+    IS_RATIO: tl.constexpr, IS_STOCHASTIC: tl.constexpr,
+):  # fmt: skip
+    """Moves all rows, in any order: rows that share no numbers, or only maxima."""
+    if tl.load(flag) == 0:
+        at = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+        id, _, mask = ids_at(ids, at, count, IS_DENSE)
+        for start in range(0, DIM, STRIDE):
+            offsets = tl.arange(0, BLOCK)[None, :]
+            columns = start + offsets
+            _move_tile(
+                values, ids, order, partials, parameter, ledger, row_values, first, first_words,
+                first_width, first_scales, first_book, first_borders, second, second_words,
+                second_width, second_scales, second_book, second_borders, count, first_row, at, id,
+                mask, columns, (offsets < STRIDE) & (columns < DIM), FIRST_KIND, FIRST_FORM,
+                FIRST_MODE, FIRST_DEPTH, SECOND_KIND, SECOND_FORM, SECOND_MODE, SECOND_DEPTH, DIM,
+                STRIDE, IS_DENSE, IS_MAXIMIZING, DECAYS, HAS_NESTEROV, HAS_ROOT, HAS_CLIP, IS_RATIO,
+                IS_STOCHASTIC,
+            )  # fmt: skip
+        if SECOND_KIND == ROW_WISE:
+            value = tl.load(row_values + at, mask=mask, other=0.0)
+            tl.store(second + id, value, mask=mask)
+        elif IS_RAISED:
+            value = tl.load(row_values + at, mask=mask, other=0.0)
+            raise_at_once(
+                second, second_words, second_width, mix(id + first_row), value, mask, ledger,
+                SECOND_DEPTH,
+            )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["count", "first_row", "first_width", "second_width"])
+def move_rows_in_order(
+    values, ids, order, partials, parameter, ledger, flag, row_values, first, first_words,
+    first_width: tl.int64, first_scales, first_book, first_borders, second, second_words,
+    second_width: tl.int64, second_scales, second_book, second_borders, count, first_row: tl.int64,
+    FIRST_KIND: tl.constexpr, FIRST_FORM: tl.constexpr, FIRST_MODE: tl.constexpr,
+    FIRST_DEPTH: tl.constexpr, SECOND_KIND: tl.constexpr, SECOND_FORM: tl.constexpr,
+    SECOND_MODE: tl.constexpr, SECOND_DEPTH: tl.constexpr, IS_RAISED: tl.constexpr,
+    DIM: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    IS_DENSE: tl.constexpr, IS_MAXIMIZING: tl.constexpr, DECAYS: tl.constexpr,
+    HAS_NESTEROV: tl.constexpr, HAS_ROOT: tl.constexpr, HAS_CLIP: tl.constexpr,
+    IS_RATIO: tl.constexpr, IS_STOCHASTIC: tl.constexpr,
+):  # fmt: skip
+    """The same for sketches of the paper and bucket forms: one row after the other.
+
+    Columns are independent of each other, so each program takes a block of them.
+    """
+    if tl.load(flag) == 0:
+        columns = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
+        for position in range(count):
+            id, _, is_head = ids_at(ids, position, count, IS_DENSE)
+            if is_head:
+                at = tl.full([1, 1], position, tl.int64)
+                row_id = tl.full([1, 1], id, tl.int64)
+                _move_tile(
+                    values, ids, order, partials, parameter, ledger, row_values, first, first_words,
+                    first_width, first_scales, first_book, first_borders, second, second_words,
+                    second_width, second_scales, second_book, second_borders, count, first_row, at,
+                    row_id, at >= 0, columns, columns < DIM, FIRST_KIND, FIRST_FORM, FIRST_MODE,
+                    FIRST_DEPTH, SECOND_KIND, SECOND_FORM, SECOND_MODE, SECOND_DEPTH, DIM, STRIDE,
+                    IS_DENSE, IS_MAXIMIZING, DECAYS, HAS_NESTEROV, HAS_ROOT, HAS_CLIP, IS_RATIO,
+                    IS_STOCHASTIC,
+                )  # fmt: skip
+                if (SECOND_KIND == ROW_WISE) or IS_RAISED:
+                    if tl.program_id(0) == 0:
+                        value = tl.load(row_values + at)
+                        if IS_RAISED:
+                            raise_at_once(
+                                second, second_words, second_width, mix(row_id + first_row), value,
+                                at >= 0, ledger, SECOND_DEPTH,
+                            )  # fmt: skip
+                        else:
+                            tl.store(second + row_id, value)
+                # What one thread has stored, another may load in the next turn.
+                tl.debug_barrier()

@@ -1,0 +1,273 @@
+"""The kernels around the moves of a step: they begin it, inspect its gradient, and finish it."""
+
+import triton
+import triton.language as tl
+
+from . import slots
+from .moments import CONSERVATIVE, LINEAR, ROW_SKETCH, ROW_WISE, delta, estimate
+from .rows import PIECE, any_of, gradient, ids_at, piece_sum, run_start
+from .words import mix, splitmix64, store_nearest
+
+# Corrections of a step's numbers by its number: none, Adam's, Adagrad's.
+PLAIN = tl.constexpr(0)
+BIAS_BEFORE_EPS = tl.constexpr(1)
+BIAS_AFTER_EPS = tl.constexpr(2)
+RATE_DECAY = tl.constexpr(3)
+
+
+@triton.jit
+def _double(bits):
+    """A float64 that came as its 64 bits: Triton takes Python's floats as float32."""
+    return bits.to(tl.int64).to(tl.float64, bitcast=True)
+
+
+@triton.jit
+def _power(base, exponent):
+    """A float64 to the power of a count."""
+    result = base * 0.0 + 1.0
+    left = exponent.to(tl.int64)
+    while left > 0:
+        result = tl.where(left % 2 == 1, result * base, result)
+        base = base * base
+        left = left // 2
+    return result
+
+
+@triton.jit
+def _begin_numbers(
+    ledger, expected_step, weights_key, step_size, second_root, clip, first_beta, second_beta,
+    eps, weight_decay, shrink, nesterov, CORRECTION: tl.constexpr,
+):  # fmt: skip
+    """Writes the numbers of the step that follows those that the device has counted."""
+    step = tl.load(ledger + slots.STEP) + 1.0
+    size, root, bound = _double(step_size), _double(second_root), _double(clip)
+    if CORRECTION == RATE_DECAY:  # `first_beta` is the decay of the rate
+        size = size / (1.0 + (step - 1.0) * _double(first_beta))
+    elif CORRECTION != PLAIN:
+        denominator = 1.0 - _power(_double(first_beta), step)
+        corrected = tl.sqrt(1.0 - _power(_double(second_beta), step))
+        if CORRECTION == BIAS_BEFORE_EPS:
+            size = size * corrected / denominator
+            bound = bound * denominator / corrected
+        else:
+            size = size / denominator
+            bound = bound * denominator
+            root = corrected
+    # Where the device has counted other steps than the host, as when a graph is replayed, the
+    # host's key is not one of this step alone.
+    drift = (step - expected_step.to(tl.float64)).to(tl.int64)
+    given = weights_key.to(tl.int64).to(tl.uint64)
+    drifted = splitmix64(given ^ (drift << 32).to(tl.uint64)) & 0xFFFFFFFF
+    tl.store(ledger + slots.WEIGHTS_KEY, tl.where(drift == 0, given, drifted).to(tl.float64))
+    tl.store(ledger + slots.STEP_SIZE, size)
+    tl.store(ledger + slots.SECOND_ROOT, root)
+    tl.store(ledger + slots.CLIP, bound)
+    tl.store(ledger + slots.EPS, _double(eps))
+    tl.store(ledger + slots.WEIGHT_DECAY, _double(weight_decay))
+    tl.store(ledger + slots.SHRINK, _double(shrink))
+    tl.store(ledger + slots.NESTEROV, _double(nesterov))
+
+
+@triton.jit
+def _begin_moment(
+    ledger, weight, decay, MOMENT: tl.constexpr, LASTING: tl.constexpr,
+    DECAYS_WHOLE: tl.constexpr, FORGETS: tl.constexpr,
+):  # fmt: skip
+    """Writes how a moment moves: a scale below 2^-24 becomes counters' power of two afterwards."""
+    tl.store(ledger + MOMENT + slots.WEIGHT, _double(weight))
+    tl.store(ledger + MOMENT + slots.DECAY_LESS_ONE, _double(decay) - 1.0)
+    before = tl.load(ledger + LASTING + slots.LASTING_SCALE)
+    scale = before
+    if FORGETS:
+        scale = before * 0.0 + 1.0
+    elif DECAYS_WHOLE:
+        scale = before * _double(decay)
+    bits = scale.to(tl.int64, bitcast=True)
+    exponent = ((bits >> 52) & 0x7FF) - 1022
+    mantissa = ((bits & 0xFFFFFFFFFFFFF) | (1022 << 52)).to(tl.float64, bitcast=True)
+    is_small = scale < 5.9604644775390625e-08  # 2^-24
+    next_scale = tl.where(is_small, mantissa, scale).to(tl.float32).to(tl.float64)
+    shift = tl.where(is_small, exponent, exponent * 0).to(tl.float64)
+    scale = scale.to(tl.float32).to(tl.float64)
+    tl.store(ledger + MOMENT + slots.SCALE, scale)
+    tl.store(ledger + MOMENT + slots.INVERSE_SCALE, 1.0 / scale)
+    tl.store(ledger + MOMENT + slots.NEXT_SCALE, next_scale)
+    tl.store(ledger + MOMENT + slots.NEXT_SHIFT, shift)
+    writes = tl.load(ledger + LASTING + slots.LASTING_WRITES).to(tl.int64) + 1
+    key = splitmix64(writes.to(tl.uint64)) & 0xFFFFFFFF
+    tl.store(ledger + MOMENT + slots.KEY, key.to(tl.float64))
+
+
+@triton.jit
+def _sum_pieces(
+    values, ids, order, partials, count, at, DIM: tl.constexpr, STRIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Sums the pieces of long runs that start at given positions, but for each run's first."""
+    id, is_inside, _ = ids_at(ids, at, count, False)
+    is_deep = is_inside & (at >= PIECE)
+    is_deep = is_deep & (tl.load(ids + at - PIECE, mask=is_deep, other=0) == id)
+    if any_of(is_deep):
+        starts = run_start(ids, tl.where(is_deep, at, 0), id)
+        is_piece = is_deep & ((at - starts) % PIECE == 0)
+        for start in range(0, DIM, STRIDE):
+            offsets = tl.arange(0, BLOCK)[None, :]
+            columns = start + offsets
+            column_mask = (offsets < STRIDE) & (columns < DIM)
+            total = piece_sum(
+                values, ids, order, count, at, id, is_piece, columns, column_mask, DIM
+            )
+            pointers = partials + (at // PIECE) * DIM + columns
+            tl.store(pointers, total, mask=is_piece & column_mask)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "count", "expected_step", "weights_key", "step_size", "second_root", "clip", "first_beta",
+        "second_beta", "eps", "weight_decay", "shrink", "nesterov", "first_weight", "first_decay",
+        "second_weight", "second_decay",
+    ]
+)  # fmt: skip
+def begin(
+    ledger, flag, values, ids, order, partials, count,
+    expected_step: tl.int64, weights_key: tl.int64, step_size: tl.int64, second_root: tl.int64,
+    clip: tl.int64, first_beta: tl.int64, second_beta: tl.int64, eps: tl.int64,
+    weight_decay: tl.int64, shrink: tl.int64, nesterov: tl.int64, first_weight: tl.int64,
+    first_decay: tl.int64, second_weight: tl.int64, second_decay: tl.int64,
+    CORRECTION: tl.constexpr, FIRST_DECAYS: tl.constexpr, FIRST_FORGETS: tl.constexpr,
+    SECOND_DECAYS: tl.constexpr, SECOND_FORGETS: tl.constexpr,
+    DIM: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Program 0 writes the numbers of the step; the others sum the pieces of long runs."""
+    program = tl.program_id(0)
+    if program == 0:
+        tl.store(flag, 0)
+        _begin_numbers(
+            ledger, expected_step, weights_key, step_size, second_root, clip, first_beta,
+            second_beta, eps, weight_decay, shrink, nesterov, CORRECTION,
+        )  # fmt: skip
+        _begin_moment(
+            ledger, first_weight, first_decay, slots.FIRST, slots.FIRST_LASTING, FIRST_DECAYS,
+            FIRST_FORGETS,
+        )  # fmt: skip
+        _begin_moment(
+            ledger, second_weight, second_decay, slots.SECOND, slots.SECOND_LASTING, SECOND_DECAYS,
+            SECOND_FORGETS,
+        )  # fmt: skip
+    else:
+        at = ((program - 1) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+        _sum_pieces(values, ids, order, partials, count, at, DIM, STRIDE, BLOCK)
+
+
+@triton.jit(do_not_specialize=["count", "rows", "first_row", "second_width"])
+def inspect(
+    values, ids, order, partials, parameter, ledger, flag, row_values,
+    second, second_words, second_width: tl.int64, count, rows: tl.int64, first_row: tl.int64,
+    DIM: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    IS_DENSE: tl.constexpr, IS_MAXIMIZING: tl.constexpr, DECAYS: tl.constexpr,
+    LARGEST: tl.constexpr, IS_CHECKED: tl.constexpr, SECOND_KIND: tl.constexpr,
+    SECOND_FORM: tl.constexpr, SECOND_MODE: tl.constexpr, SECOND_DEPTH: tl.constexpr,
+    SECOND_FORGETS: tl.constexpr,
+):  # fmt: skip
+    """Raises the flag for bad ids and values; writes the mean squares of rows, or their targets."""
+    at = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    id, is_inside, is_head = ids_at(ids, at, count, IS_DENSE)
+    is_row = (id >= 0) & (id < rows)
+    if any_of(is_inside & ~is_row):
+        tl.atomic_or(flag, slots.BAD_IDS)
+    mask = is_head & is_row
+    squares = tl.zeros([ROWS, BLOCK], tl.float32)
+    bad = tl.zeros([ROWS, BLOCK], tl.int32)
+    for start in range(0, DIM, STRIDE):
+        offsets = tl.arange(0, BLOCK)[None, :]
+        columns = start + offsets
+        column_mask = (offsets < STRIDE) & (columns < DIM)
+        g = gradient(
+            values, ids, order, partials, parameter, ledger, count, at, id, mask, columns,
+            column_mask, DIM, IS_DENSE, IS_MAXIMIZING, DECAYS,
+        )  # fmt: skip
+        squares += g * g
+        bad = bad | (~(tl.abs(g) <= LARGEST)).to(tl.int32)  # true for NaN
+    if IS_CHECKED:
+        if tl.max(tl.max(bad, 1), 0) > 0:
+            tl.atomic_or(flag, slots.BAD_VALUES)
+    if (SECOND_KIND == ROW_WISE) or (SECOND_KIND == ROW_SKETCH):
+        value = tl.div_rn(tl.sum(squares, 1)[:, None], tl.full([ROWS, 1], DIM, tl.float32))
+        if SECOND_KIND == ROW_WISE:
+            old = tl.load(second + id, mask=mask, other=0.0)
+            value = old + delta(ledger, old, value, slots.SECOND, SECOND_MODE)
+        elif SECOND_FORM == CONSERVATIVE:
+            least = tl.zeros([ROWS, 1], tl.float32)
+            if not SECOND_FORGETS:
+                least = estimate(
+                    second, second_words, second_width, mix(id + first_row), at * 0, mask, ledger,
+                    value, slots.SECOND, LINEAR, SECOND_MODE, SECOND_DEPTH, 1,
+                )  # fmt: skip
+            value = least + value * slots.number(ledger, slots.SECOND + slots.WEIGHT)
+        tl.store(row_values + at, value, mask=mask)
+
+
+@triton.jit
+def _rescale(counters, size, factor, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < size
+    stored = tl.load(counters + at, mask=mask, other=0.0).to(tl.float64) * factor
+    store_nearest(counters + at, stored.to(tl.float32), mask)
+
+
+@triton.jit(do_not_specialize=["first_size", "second_size"])
+def forget(
+    flag, first, second, first_size: tl.int64, second_size: tl.int64, FIRST_FORGETS: tl.constexpr,
+    SECOND_FORGETS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Zeroes the counters of moments whose decay is zero, unless the step is refused."""
+    if tl.load(flag) == 0:
+        if FIRST_FORGETS:
+            _rescale(first, first_size, 0.0, BLOCK)
+        if SECOND_FORGETS:
+            _rescale(second, second_size, 0.0, BLOCK)
+
+
+@triton.jit
+def _finish_moment(ledger, counters, size, MOMENT: tl.constexpr, BLOCK: tl.constexpr):
+    shift = tl.load(ledger + MOMENT + slots.NEXT_SHIFT)
+    if shift != 0.0:
+        power = ((shift.to(tl.int64) + 1023) << 52).to(tl.float64, bitcast=True)  # 2^shift
+        _rescale(counters, size, power, BLOCK)
+
+
+@triton.jit
+def _commit_moment(ledger, MOMENT: tl.constexpr, LASTING: tl.constexpr):
+    lasting = ledger + LASTING
+    tl.store(lasting + slots.LASTING_SCALE, tl.load(ledger + MOMENT + slots.NEXT_SCALE))
+    tl.store(lasting + slots.LASTING_WRITES, tl.load(lasting + slots.LASTING_WRITES) + 1.0)
+
+
+@triton.jit(do_not_specialize=["first_size", "second_size"])
+def finish(
+    ledger, flag, report, first, second, first_size: tl.int64, second_size: tl.int64,
+    HAS_FIRST: tl.constexpr, HAS_SECOND: tl.constexpr, FIRST_DECAYS: tl.constexpr,
+    SECOND_DECAYS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Moves small scales into the counters; program 0 counts the step, or that it was refused."""
+    found = tl.load(flag)
+    if found == 0:
+        if FIRST_DECAYS:
+            _finish_moment(ledger, first, first_size, slots.FIRST, BLOCK)
+        if SECOND_DECAYS:
+            _finish_moment(ledger, second, second_size, slots.SECOND, BLOCK)
+    if tl.program_id(0) == 0:
+        if found == 0:
+            tl.store(ledger + slots.STEP, tl.load(ledger + slots.STEP) + 1.0)
+            if HAS_FIRST:
+                _commit_moment(ledger, slots.FIRST, slots.FIRST_LASTING)
+            if HAS_SECOND:
+                _commit_moment(ledger, slots.SECOND, slots.SECOND_LASTING)
+        else:
+            values = tl.load(ledger + slots.REFUSED_VALUES) + (found & slots.BAD_VALUES != 0)
+            ids = tl.load(ledger + slots.REFUSED_IDS) + (found & slots.BAD_IDS != 0)
+            tl.store(ledger + slots.REFUSED_VALUES, values)
+            tl.store(ledger + slots.REFUSED_IDS, ids)
+            # Memory of the host, which may read it at any time without waiting for the device.
+            tl.store(report, values)
+            tl.store(report + 1, ids)

@@ -1,0 +1,115 @@
+"""The rows of a step in Triton: which positions head a row, and the gradient of each row.
+
+A sparse gradient comes as its ids, sorted stably, and the order that sorts them. Equal ids are
+neighbours, a run; the first position of a run is its head and stands for the row. No positions are
+counted or compacted, so the host need not know how many rows there are. A run is summed in pieces
+of `PIECE` entries: the first piece by the head, the others beforehand by `begin`, in parallel.
+Piece q of a run that starts at s lies in slot (s + q * PIECE) // PIECE of the partial sums, which
+no two pieces share. So the order of a sum depends on its own run alone.
+
+Positions, ids and masks have the shape [rows, 1], columns [1, columns].
+"""
+
+import triton
+import triton.language as tl
+
+from .slots import WEIGHT_DECAY, number
+
+PIECE = tl.constexpr(32)
+
+
+@triton.jit
+def any_of(mask):
+    """Whether a mask [rows, 1] is true anywhere."""
+    return tl.max(tl.max(mask.to(tl.int32), 1), 0) > 0
+
+
+@triton.jit
+def ids_at(ids, at, count, IS_DENSE: tl.constexpr):
+    """The ids of positions, whether these are within the gradient, and whether they are heads."""
+    is_inside = at < count
+    if IS_DENSE:
+        return at, is_inside, is_inside
+    else:
+        id = tl.load(ids + at, mask=is_inside, other=0)
+        before = tl.load(ids + at - 1, mask=is_inside & (at > 0), other=0)
+        return id, is_inside, is_inside & ((at == 0) | (before != id))
+
+
+@triton.jit
+def _is_in_run(ids, at, id, count, mask):
+    is_inside = mask & (at < count)
+    return is_inside & (tl.load(ids + at, mask=is_inside, other=0) == id)
+
+
+@triton.jit
+def _entries(values, order, at, mask, columns, column_mask, DIM: tl.constexpr):
+    """The values of the entries at positions, [rows, columns], float32."""
+    entry = tl.load(order + at, mask=mask, other=0)
+    both = mask & column_mask
+    return tl.load(values + entry * DIM + columns, mask=both, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def piece_sum(values, ids, order, count, at, id, mask, columns, column_mask, DIM: tl.constexpr):
+    """The sums of up to PIECE entries of a run, from given positions on, one after the other."""
+    total = _entries(values, order, at, mask, columns, column_mask, DIM)
+    offset = 1
+    more = _is_in_run(ids, at + 1, id, count, mask)
+    while (offset < PIECE) & any_of(more):
+        total += _entries(values, order, at + offset, more, columns, column_mask, DIM)
+        offset += 1
+        more = _is_in_run(ids, at + offset, id, count, more)
+    return total
+
+
+@triton.jit
+def row_sum(
+    values, ids, order, partials, count, at, id, mask, columns, column_mask,
+    DIM: tl.constexpr, IS_DENSE: tl.constexpr,
+):  # fmt: skip
+    """The summed entries of the rows at given heads, [rows, columns], float32."""
+    if IS_DENSE:
+        pointers = values + at * DIM + columns
+        return tl.load(pointers, mask=mask & column_mask, other=0.0).to(tl.float32)
+    else:
+        total = piece_sum(values, ids, order, count, at, id, mask, columns, column_mask, DIM)
+        piece = at + PIECE
+        more = _is_in_run(ids, piece, id, count, mask)
+        while any_of(more):
+            pointers = partials + (piece // PIECE) * DIM + columns
+            total += tl.load(pointers, mask=more & column_mask, other=0.0)
+            piece += PIECE
+            more = _is_in_run(ids, piece, id, count, more)
+        return total
+
+
+@triton.jit
+def gradient(
+    values, ids, order, partials, parameter, ledger, count, at, id, mask, columns, column_mask,
+    DIM: tl.constexpr, IS_DENSE: tl.constexpr, IS_MAXIMIZING: tl.constexpr, DECAYS: tl.constexpr,
+):  # fmt: skip
+    """The gradients of rows as they reach the moments."""
+    g = row_sum(
+        values, ids, order, partials, count, at, id, mask, columns, column_mask, DIM, IS_DENSE
+    )
+    if IS_MAXIMIZING:
+        g = -g
+    if DECAYS:
+        pointers = parameter + id * DIM + columns
+        row = tl.load(pointers, mask=mask & column_mask, other=0.0).to(tl.float32)
+        g += row * number(ledger, WEIGHT_DECAY)
+    return g
+
+
+@triton.jit
+def run_start(ids, at, id):
+    """The first position whose id is not below `id`, at most `at`."""
+    low, high = at * 0, at
+    for _ in range(32):
+        middle = (low + high) // 2
+        is_open = low < high
+        is_below = tl.load(ids + middle, mask=is_open, other=0) < id
+        low = tl.where(is_open & is_below, middle + 1, low)
+        high = tl.where(is_open & ~is_below, middle, high)
+    return low

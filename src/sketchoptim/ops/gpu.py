@@ -1,0 +1,227 @@
+"""The step on a GPU in Triton: a few kernels that sum duplicates, check, and move the rows.
+
+Nothing of a step waits for the device. `begin` computes the step's numbers from the device's own
+count of steps, `inspect` raises a flag for ids and values that must not get in, the kernels that
+move something return at once where the flag is up, and `finish` counts the step or the refusal.
+The host learns of refusals later: from a report in its own memory, or when it settles.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+
+from .. import _hashing
+from .._torch_private import entries
+from .._validation import PLAIN_TENSORS
+from ..moments import ArrayView, CodesView, Moment, Moments, SketchView
+from ._rule import AnyRule, FusedRule
+from ._schedule import Schedule
+from ._triton import slots
+from ._triton.launches import Call, GpuMoment, Launch, Shape, launches
+
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+_MAX_DEPTH = 32
+def unsupported_reason(parameter: Tensor, moments: Moments) -> str | None:
+    """Why there are no kernels for a parameter with these moments, and the remedy, or None."""
+    if parameter.dtype not in _FLOATS:
+        known = ", ".join(str(dtype) for dtype in _FLOATS)
+        return f"there is no kernel for {parameter.dtype}; use one of {known}"
+    if type(parameter) not in PLAIN_TENSORS:
+        return f"it is a {type(parameter).__name__}; use a plain tensor"
+    if not parameter.is_contiguous():
+        return f"it has the strides {parameter.stride()}; use contiguous()"
+    if parameter.numel() == 0:
+        return "it has no elements"
+    if parameter.shape[:1].numel() > _hashing.MAX_ID + 1:
+        return f"it has more than {_hashing.MAX_ID + 1} rows; use several tables"
+    for moment in moments:
+        reason = None if moment is None else _unsupported_storage(moment)
+        if reason is not None:
+            return reason
+    return _unsupported_blocks(parameter, moments)
+
+
+def _unsupported_storage(moment: Moment) -> str | None:
+    view = moment.kernel_view()
+    match view:
+        case None:
+            return f"there is no kernel for {type(moment.storage).__name__} storage"
+        case SketchView():
+            if view.sketch.depth > _MAX_DEPTH:
+                return f"its sketch has a depth of {view.sketch.depth}; use at most {_MAX_DEPTH}"
+            if view.form == "conservative" and not view.is_by_row:
+                return 'its sketch is conservative by element; use granularity="row"'
+    return None
+
+
+def _unsupported_blocks(parameter: Tensor, moments: Moments) -> str | None:
+    """Rows that share blocks of codes move together, which other storages do not."""
+    views = [moment.kernel_view() for moment in moments if moment is not None]
+    codes = {(view.block, view.rows) for view in views if isinstance(view, CodesView)}
+    if len(codes) > 1:
+        return "its moments have blocks of different sizes; use one block= for both"
+    if any(rows > 1 for _, rows in codes):
+        for view in views:
+            if isinstance(view, SketchView) or (isinstance(view, ArrayView) and view.is_by_row):
+                return "its rows share blocks of codes with one moment alone; use one storage"
+    return None
+
+
+class Settled(NamedTuple):
+    """What the device has done beyond what the host knew."""
+
+    extra_steps: int
+    """Steps that the device took and the host did not count: negative for refused ones."""
+    refused_values: int
+    """Steps refused because a gradient was not finite."""
+    refused_ids: int
+    """Steps refused because a row id was outside the table."""
+
+
+class GpuKernels:
+    """The kernels bound to one parameter, with the device's own count of its steps."""
+
+    def __init__(self, parameter: Tensor, moments: Moments, first_row: int = 0) -> None:
+        self.parameter, self.first_row = parameter, first_row
+        self.rows, self.dim = parameter.shape[:1].numel(), parameter.shape[1:].numel()
+        self.ledger = torch.zeros(slots.SIZE.value, dtype=torch.float64, device=parameter.device)
+        self.flag = torch.zeros(1, dtype=torch.int32, device=parameter.device)
+        # The device writes into memory of the host, which costs neither a copy nor a wait.
+        self.report = torch.zeros(2, dtype=torch.float64, device="cpu")
+        if parameter.is_cuda:
+            self.report = self.report.pin_memory()
+        self.refused = (0, 0)
+        self.first, self.second = (GpuMoment(moment, self.ledger) for moment in moments)
+        self.expected: tuple[float, ...] = ()
+        self.shape = Shape.of(self.dim, self.first, self.second)
+
+    def unsupported_reason(self, gradient: Tensor, rule: AnyRule) -> str:
+        """Why `prepare` gave None, and the remedy."""
+        if type(rule) is not FusedRule:
+            return "its rule is no FusedRule, so only the reference knows it"
+        if type(gradient) not in PLAIN_TENSORS:
+            return f"its gradient is a {type(gradient).__name__}; use a plain tensor"
+        return f"its gradient has the strides {gradient.stride()}; use contiguous()"
+
+    def prepare(
+        self,
+        gradient: Tensor,
+        rule: AnyRule,
+        *,
+        is_checked: bool,
+        rounding_key: int | None,
+        schedule: Schedule | None = None,
+    ) -> "GpuStep | None":
+        """The step along a gradient; the device checks it when it runs."""
+        is_readable = gradient.is_sparse or (gradient.is_contiguous() and not gradient.is_neg())
+        if type(rule) is not FusedRule or type(gradient) not in PLAIN_TENSORS or not is_readable:
+            return None
+        ids = None
+        values = gradient
+        if gradient.is_sparse:
+            indices, values = entries(gradient)
+            ids, values = indices[0].contiguous(), values.contiguous()
+            if values.numel() != ids.numel() * self.dim or values.dtype != self.parameter.dtype:
+                raise ValueError(
+                    f"the gradient must have {ids.numel()} rows of {self.dim} numbers of "
+                    f"{self.parameter.dtype}, got {list(values.shape)} of {values.dtype}"
+                )
+        return GpuStep(self, rule, ids, values, is_checked, rounding_key, schedule)
+
+    def push_(self, step: int) -> None:
+        """Gives the device what the host has, where that is not what the device will have."""
+        held = (float(step), *self.first.lasting(), *self.second.lasting())
+        if held != self.expected:
+            first = slots.STEP.value
+            lasting = torch.tensor(held, dtype=torch.float64, device="cpu")
+            if self.parameter.is_cuda:
+                lasting = lasting.pin_memory()
+            self.ledger[first : slots.LASTING.value].copy_(lasting, non_blocking=True)
+            self.expected = held
+
+    def predict_(self, rule: FusedRule) -> None:
+        """What the device will hold after the step, unless it refuses it."""
+        for moment, average in ((self.first, rule.first), (self.second, rule.second)):
+            if average is not None:
+                moment.predict_(average)
+        self.expected = (self.expected[0] + 1, *self.first.lasting(), *self.second.lasting())
+
+    def has_refused(self) -> bool:
+        """Whether the device has reported refusals that `settle_` did not return yet; no wait."""
+        return tuple(self.report.tolist()) != self.refused
+
+    def settle_(self) -> Settled:
+        """Waits for the device, and gives the host what the device has counted."""
+        if not self.expected:
+            return Settled(0, 0, 0)
+        values, ids, step, *lasting = self.ledger[: slots.LASTING.value].tolist()
+        self.first.set_lasting_(lasting[0], int(lasting[1]))
+        self.second.set_lasting_(lasting[2], int(lasting[3]))
+        before, self.refused = self.refused, (int(values), int(ids))
+        extra = int(step - self.expected[0])
+        self.expected = (step, *self.first.lasting(), *self.second.lasting())
+        return Settled(extra, self.refused[0] - before[0], self.refused[1] - before[1])
+
+
+class GpuStep(NamedTuple):
+    """A prepared step. It has not been checked: the device does, when it runs."""
+
+    kernels: GpuKernels
+    rule: FusedRule
+    ids: Tensor | None
+    values: Tensor
+    is_checked: bool
+    rounding_key: int | None
+    schedule: Schedule | None
+
+    is_finite = True
+
+    @property
+    def touched(self) -> int:
+        """How many rows it moves: this one waits for the device where ids may repeat."""
+        return self.kernels.rows if self.ids is None else int(torch.unique(self.ids).numel())
+
+    @property
+    def touched_at_most(self) -> int:
+        return self.kernels.rows if self.ids is None else min(self.count, self.kernels.rows)
+
+    @property
+    def count(self) -> int:
+        """Positions that kernels go through."""
+        return self.kernels.rows if self.ids is None else self.ids.numel()
+
+    @torch.no_grad()
+    def run_(self) -> None:
+        """Launches the kernels; nothing here waits for the device."""
+        kernels = self.kernels
+        host_step = kernels.expected[0] if kernels.expected else 0.0
+        kernels.push_(int(host_step) if self.schedule is None else self.schedule.step - 1)
+        for launch in self.launches():
+            launch.run_()
+        kernels.predict_(self.rule)
+        # Autograd sees writes by torch only, and must refuse graphs of the weights as they were.
+        increment_version(kernels.parameter)
+
+    def launches(self) -> list[Launch]:
+        """The kernels of the step in their order, after one sort of its ids."""
+        kernels = self.kernels
+        return launches(
+            Call(
+                parameter=kernels.parameter,
+                first_row=kernels.first_row,
+                ledger=kernels.ledger,
+                flag=kernels.flag,
+                report=kernels.report,
+                first=kernels.first,
+                second=kernels.second,
+                shape=kernels.shape,
+                rule=self.rule,
+                schedule=self.schedule,
+                ids=self.ids,
+                values=self.values,
+                is_checked=self.is_checked,
+                rounding_key=self.rounding_key,
+            )
+        )
