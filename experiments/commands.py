@@ -129,7 +129,7 @@ def train_command(
     setting = loaded.sizes[size]
     settings = run_settings(
         setting,
-        loaded.select([method])[0].method,
+        loaded.select([method])[0].method_in(size),
         table_lr=table_lr,
         body_lr=body_lr,
         seed=seed,

@@ -6,10 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+from torch import Tensor
+
 from .corpora import (
     Corpus,
     Interactions,
     LabelledTexts,
+    LabelledVectors,
     NoisyViews,
     draw_text,
     read_interactions,
@@ -75,11 +78,12 @@ class DataSettings:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
 
-    def views(self, path: Path | None = None) -> NoisyViews:
-        """The views of the vectors at `path`, else of those that `find_data` finds."""
+    def views(self, path: Path | None = None) -> NoisyViews | LabelledVectors:
+        """The vectors at `path`, or views of them, else those that `find_data` finds."""
         if self.kind == "token-vectors":
             return NoisyViews(token_vectors(), self.noise)
-        return NoisyViews(read_vectors(find_data(self, path)), self.noise)
+        found = read_vectors(find_data(self, path))
+        return NoisyViews(found, self.noise) if isinstance(found, Tensor) else found
 
     def labelled(self, path: Path | None = None) -> LabelledTexts:
         """The labelled texts at `path`, else those that `find_data` finds."""

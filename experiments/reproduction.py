@@ -203,7 +203,7 @@ def train_launcher(
     def launch(
         contestant: Contestant, table_lr: float, body_lr: float, seed: int
     ) -> dict[str, Any]:
-        method = contestant.method
+        method = contestant.method_in(size)
         folder = run_folder(output, contestant, table_lr, body_lr, seed)
         settings = run_settings(
             setting,

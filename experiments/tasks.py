@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Protocol
 
 import torch
@@ -11,7 +10,16 @@ from torch import Tensor
 from sketchoptim.nn import Aggregation, Bags, recall
 
 from .classifier import Classifier, ClassifierSettings
-from .corpora import Corpus, Interactions, LabelledTexts, NoisyViews, Part, segments
+from .corpora import (
+    Corpus,
+    Interactions,
+    LabelledTexts,
+    LabelledVectors,
+    NoisyViews,
+    Part,
+    segments,
+    shuffled,
+)
 from .models import LanguageModel, Model, ModelSettings, State
 from .recommender import Recommender, RecommenderSettings, rank_items
 from .text_classifier import TextClassifier, TextClassifierSettings
@@ -77,9 +85,9 @@ class NextWords(Task):
 
 @dataclass(frozen=True)
 class ClassOfView(Task):
-    """The class that a vector is a noisy view of, measured by the errors in percent."""
+    """The class of a vector, or of the vector it is a noisy view of, by the errors in percent."""
 
-    views: NoisyViews
+    views: NoisyViews | LabelledVectors
     settings: ClassifierSettings
 
     def model(self) -> Classifier:
@@ -87,8 +95,8 @@ class ClassOfView(Task):
         return Classifier(self.views.dim, self.views.classes, self.settings)
 
     def batches(self, *, batch: int, length: int) -> int:
-        """Batches until every class came once on average; `length` is not used."""
-        return math.ceil(self.views.classes / batch)
+        """Batches a pass; `length` is not used."""
+        return math.ceil(self.views.examples / batch)
 
     def batch(self, number: int, *, batch: int, length: int) -> tuple[Tensor, Tensor]:
         """Views [batch, dim] and their classes."""
@@ -186,7 +194,7 @@ class ItemsOfUser(Task):
     def batch(self, number: int, *, batch: int, length: int) -> tuple[Tensor, Tensor]:
         """Users and items of random pairs: each pair comes at most once in a pass."""
         epoch, within = divmod(number, self.batches(batch=batch, length=length))
-        here = _shuffled(len(self.data.train), epoch)[within * batch : (within + 1) * batch]
+        here = shuffled(len(self.data.train), epoch)[within * batch : (within + 1) * batch]
         return self.data.train.users[here], self.data.train.items[here]
 
     def measure(self, model: Model, part: Part, *, limit: int) -> float:
@@ -200,11 +208,6 @@ class ItemsOfUser(Task):
         found = rank_items(model, self.data, self.data.part(part), known, limit=limit)
         missed = 100 * (1 - found.recall)
         return {"quality": missed, "recall": found.recall, "ndcg": found.ndcg}
-
-
-@lru_cache(maxsize=2)
-def _shuffled(size: int, seed: int) -> Tensor:
-    return torch.randperm(size, generator=torch.Generator().manual_seed(seed))
 
 
 @torch.no_grad()

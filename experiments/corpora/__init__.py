@@ -4,15 +4,17 @@ from .arrays import load_array
 from .corpus import Corpus, Part, segment, segments
 from .interactions import Interactions, Pairs, read_interactions
 from .labelled import LabelledTexts, labelled_file, read_labelled
+from .orders import shuffled
 from .python_sources import read_python_sources, source_files
 from .texts import draw_text, read_lm1b, read_text, read_wikitext
-from .vectors import NoisyViews, read_vectors, token_vectors, token_vectors_file
+from .vectors import LabelledVectors, NoisyViews, read_vectors, token_vectors, token_vectors_file
 from .vocabulary import Vocabulary
 
 __all__ = [
     "Corpus",
     "Interactions",
     "LabelledTexts",
+    "LabelledVectors",
     "NoisyViews",
     "Pairs",
     "Part",
@@ -29,6 +31,7 @@ __all__ = [
     "read_wikitext",
     "segment",
     "segments",
+    "shuffled",
     "source_files",
     "token_vectors",
     "token_vectors_file",

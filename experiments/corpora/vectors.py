@@ -1,6 +1,7 @@
-"""Many classes of vectors, each class a vector with random noise."""
+"""Many classes of vectors: examples of each, or one vector for a class with random noise."""
 
 import importlib.util
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,8 +12,10 @@ from torch import Tensor
 
 from .arrays import load_array
 from .corpus import Part
+from .orders import shuffled
 
 _PARTS = {"train": 0, "valid": 1, "test": 2}
+_HELD_OUT = 10_000  # examples of each held-out part, or a tenth of all where there are few
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,11 @@ class NoisyViews:
         """Numbers of a vector."""
         return self.vectors.shape[1]
 
+    @property
+    def examples(self) -> int:
+        """Views of a pass: as many as there are classes."""
+        return self.classes
+
     def batch(self, part: Part, number: int, size: int) -> tuple[Tensor, Tensor]:
         """Views [size, dim] and their classes, int64 [size], uniformly random."""
         # one stream of random numbers for each (seed, part, batch)
@@ -59,11 +67,68 @@ class NoisyViews:
         return F.normalize(centers + noise, dim=1), classes
 
 
-def read_vectors(path: str | Path) -> Tensor:
-    """Vectors from an array in a .npy file, or from (embedding, class) arrays in an .npz file.
+@dataclass(frozen=True)
+class LabelledVectors:
+    """Examples of classes, such as face embeddings of images, normalized.
 
-    An .npz holds `embeddings` [examples, dim] and `classes` [examples]; a class's vector is the
-    mean of its embeddings.
+    The last 10,000 of a random order are for testing, and as many before them for validation; a
+    tenth of the examples each where there are fewer than 100,000.
+
+    Args:
+        vectors: one for each example, float32 [examples, dim].
+        labels: their classes, int64 [examples].
+        seed: of the order.
+    """
+
+    vectors: Tensor
+    labels: Tensor
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.vectors.dim() != 2 or self.labels.shape != self.vectors.shape[:1]:
+            raise ValueError(
+                "vectors must be [examples, dim] with as many labels, got "
+                f"{list(self.vectors.shape)} and {list(self.labels.shape)}"
+            )
+
+    @property
+    def classes(self) -> int:
+        """The number of classes."""
+        return int(self.labels.max()) + 1
+
+    @property
+    def dim(self) -> int:
+        """Numbers of a vector."""
+        return self.vectors.shape[1]
+
+    @property
+    def examples(self) -> int:
+        """Training examples."""
+        return len(self.labels) - 2 * self._held_out
+
+    @property
+    def _held_out(self) -> int:
+        return min(_HELD_OUT, len(self.labels) // 10)
+
+    def batch(self, part: Part, number: int, size: int) -> tuple[Tensor, Tensor]:
+        """Examples [<= size, dim] and their classes: those of batch `number` of a part.
+
+        The training part begins again after its last batch, in another order.
+        """
+        start = {"train": 0, "valid": self.examples, "test": self.examples + self._held_out}[part]
+        length = self.examples if part == "train" else self._held_out
+        epoch, within = divmod(number, math.ceil(length / size)) if part == "train" else (0, number)
+        chosen = shuffled(len(self.labels), self.seed)[start : start + length]
+        if part == "train":
+            chosen = chosen[shuffled(length, self.seed + 1 + epoch)]
+        rows = chosen[within * size : (within + 1) * size]
+        return F.normalize(self.vectors[rows], dim=1), self.labels[rows]
+
+
+def read_vectors(path: str | Path) -> Tensor | LabelledVectors:
+    """An array [classes, dim] from a .npy file, or labelled vectors from an .npz file.
+
+    An .npz holds `embeddings` [examples, dim] and `classes` [examples].
     """
     loaded = load_array(path)
     if isinstance(loaded, np.ndarray):
@@ -75,10 +140,7 @@ def read_vectors(path: str | Path) -> Tensor:
             f"{', '.join(loaded.files)}"
         )
     embeddings = torch.from_numpy(loaded["embeddings"].astype(np.float32))
-    classes = torch.from_numpy(loaded["classes"].astype(np.int64))
-    sums = torch.zeros(int(classes.max()) + 1, embeddings.shape[1])
-    counts = classes.bincount()
-    return sums.index_add_(0, classes, embeddings) / counts.clamp(min=1)[:, None]
+    return LabelledVectors(embeddings, torch.from_numpy(loaded["classes"].astype(np.int64)))
 
 
 def token_vectors() -> Tensor:

@@ -5,10 +5,10 @@ A recipe is a TOML file: one of this folder, by its name, or the path of your ow
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from sketchoptim._parsing import check_table, parse_table
 from sketchoptim.storage import Memory
@@ -102,11 +102,23 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class Contestant:
-    """A method of a recipe, with the paper's numbers, and with its own rates to try."""
+    """A method of a recipe, with the paper's numbers.
+
+    Args:
+        method: How the tables are trained.
+        paper: What the paper reports, by name.
+        sweeps: Its own rates to try, by size.
+        own: What the method is in a size where its memory or its batch is another.
+    """
 
     method: Method
     paper: Mapping[str, float] = field(default_factory=dict)
     sweeps: Mapping[Size, SweepSettings] = field(default_factory=dict)
+    own: Mapping[Size, Method] = field(default_factory=dict)
+
+    def method_in(self, size: Size) -> Method:
+        """The method as it is in that size."""
+        return self.own.get(size, self.method)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,15 +234,26 @@ def _contestant(name: str, table: object, *, where: str) -> Contestant:
     for key, value in paper.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ValueError(f"{where}.paper.{key} must be a number, got {value!r}")
-    sweeps = {
-        size: parse_table(SweepSettings, rest.pop(size), where=f"{where}.{size}")
-        for size in ("full", "small")
+    by_size = {
+        size: dict(check_table(rest.pop(size), where=f"{where}.{size}"))
+        for size in get_args(Size)
         if size in rest
     }
     options = check_table(rest.pop("options", {}), where=f"{where}.options")
     memory = _memory(rest.pop("memory", "lean"), where=f"{where}.memory")
     method = parse_table(Method, rest, where=where, name=name, memory=memory, options=options)
-    return Contestant(method=method, paper=paper, sweeps=sweeps)
+    own: dict[Size, Method] = {}
+    for size, table in by_size.items():
+        changes = {key: table.pop(key) for key in ("memory", "batch") if key in table}
+        if "memory" in changes:
+            changes["memory"] = _memory(changes["memory"], where=f"{where}.{size}.memory")
+        if changes:
+            own[size] = replace(method, **changes)
+    sweeps = {
+        size: parse_table(SweepSettings, table, where=f"{where}.{size}")
+        for size, table in by_size.items()
+    }
+    return Contestant(method=method, paper=paper, sweeps=sweeps, own=own)
 
 
 def _memory(table: Any, *, where: str) -> Memory:

@@ -53,7 +53,8 @@ def test_every_packaged_recipe_is_valid_and_has_a_small_size(name):
 
 @pytest.mark.parametrize("path", sorted(STUDIES.glob("*.toml")), ids=lambda path: path.stem)
 def test_every_recipe_of_the_studies_is_valid(path):
-    assert load_recipe(str(path)).sizes["small"].train.steps > 0
+    train = load_recipe(str(path)).sizes["small"].train
+    assert train.steps > 0 or train.epochs > 0
 
 
 def test_the_paper_has_its_recipes():
@@ -75,6 +76,16 @@ def test_a_recipe_is_read_with_defaults_filled_in():
     assert full.data == DataSettings(kind="text", path="text.txt")
     assert small.data == DataSettings(kind="text", path="small.txt")
     assert small.seeds == (4, 5)
+
+
+def test_a_method_can_have_another_memory_and_batch_in_one_size():
+    text = TEXT.replace(
+        'title = "our own"', 'title = "our own"\nfull = { memory = "exact", batch = 9 }'
+    )
+    own = parse_recipe("test", text).contestants["own"]
+    assert own.method_in("full").memory == so.Memory.of("exact")
+    assert own.method_in("full").batch == 9
+    assert own.method_in("small") == own.method
 
 
 def test_a_method_has_its_own_memory_title_options_and_rates():

@@ -60,10 +60,31 @@ def test_an_array_is_read_as_it_is(tmp_path):
     assert torch.equal(read_vectors(tmp_path / "vectors.npy"), torch.from_numpy(array).float())
 
 
-def test_examples_of_a_class_become_its_mean_vector(tmp_path):
-    embeddings = np.array([[1, 0], [3, 0], [0, 5]], dtype=np.float32)
-    np.savez(tmp_path / "faces.npz", embeddings=embeddings, classes=np.array([0, 0, 2]))
-    assert read_vectors(tmp_path / "faces.npz").tolist() == [[2, 0], [0, 0], [0, 5]]
+@pytest.fixture
+def faces(tmp_path):
+    """100 examples of 5 classes: the first number of each names it."""
+    embeddings = np.stack([np.arange(1, 101), np.ones(100)], axis=1).astype(np.float32)
+    np.savez(tmp_path / "faces.npz", embeddings=embeddings, classes=np.arange(100) % 5)
+    return read_vectors(tmp_path / "faces.npz")
+
+
+def test_examples_are_divided_into_three_parts_that_share_none(faces):
+    assert (faces.examples, faces.classes, faces.dim) == (80, 5, 2)
+    parts = [faces.batch(part, 0, 80) for part in ("train", "valid", "test")]
+    ratios = [(vectors[:, 0] / vectors[:, 1]).round().int() for vectors, _ in parts]
+    assert [len(it) for it in ratios] == [80, 10, 10]
+    assert torch.cat(ratios).sort().values.tolist() == list(range(1, 101))
+    for numbers, (_, classes) in zip(ratios, parts, strict=True):
+        assert torch.equal((numbers - 1) % 5, classes.int())
+
+
+def test_a_pass_over_examples_shows_each_once_in_an_order_of_its_own(faces):
+    first, second = (
+        torch.cat([faces.batch("train", number, 32)[0] for number in range(start, start + 3)])
+        for start in (0, 3)
+    )
+    assert not torch.equal(first, second)
+    assert torch.equal(first[:, 0].sort().values, second[:, 0].sort().values)
 
 
 def test_an_npz_file_without_its_arrays_gets_a_clear_error(tmp_path):
