@@ -10,10 +10,13 @@ import torch
 import sketchoptim as so
 from sketchoptim.storage import PRESETS
 
+from .rank_one_momentum import RankOneMomentum
+
 Weights = Literal["float32", "bfloat16", "float16"]
 OptimizerName = Literal[
-    "adam", "adamw", "rmsprop", "adagrad", "sgd", "sparse-adam", "adafactor", "muon"
-]
+    "adam", "adamw", "rmsprop", "adagrad", "sgd", "sparse-adam", "adafactor", "muon",
+    "rank-one-momentum",
+]  # fmt: skip
 _OURS: dict[OptimizerName, Callable[..., torch.optim.Optimizer]] = {
     "adam": so.Adam,
     "adamw": so.AdamW,
@@ -21,10 +24,11 @@ _OURS: dict[OptimizerName, Callable[..., torch.optim.Optimizer]] = {
     "adagrad": so.Adagrad,
     "sgd": so.SGD,
 }
-_TORCHS: dict[OptimizerName, Callable[..., torch.optim.Optimizer]] = {
+_OTHERS: dict[OptimizerName, Callable[..., torch.optim.Optimizer]] = {
     "sparse-adam": torch.optim.SparseAdam,
     "adafactor": torch.optim.Adafactor,
     "muon": torch.optim.Muon,
+    "rank-one-momentum": RankOneMomentum,
 }
 _OPTIONS: dict[OptimizerName, dict[str, Any]] = {
     "sgd": {"momentum": 0.9},
@@ -42,9 +46,10 @@ class Method:
     Args:
         name: Its name in commands and files: letters, digits, "-", "_" and ".".
         title: Its name in tables; `name` by default.
-        optimizer: The optimizer of the tables. "sparse-adam", "adafactor" and "muon" are torch's;
-            all others are ours.
-        memory: A preset or a memory for the tables; "exact" for an optimizer of torch's.
+        optimizer: The optimizer of the tables. "sparse-adam", "adafactor" and "muon" are torch's,
+            "rank-one-momentum" is a baseline of the paper's; all others are the library's.
+        memory: A preset or a memory for the tables; "exact" where the optimizer is not the
+            library's.
         options: Further arguments of the tables' optimizer, such as `betas`. "sgd" has
             `momentum=0.9` unless it is given here.
         weights: The dtype of the tables.
@@ -141,13 +146,13 @@ def build_optimizer(
     """The optimizer of that name over parameter groups, all in `memory`, also with dense gradients.
 
     Raises:
-        ValueError: It is torch's and `memory` is not "exact".
+        ValueError: It is not one of the library's and `memory` is not "exact".
     """
     options = {**_OPTIONS.get(name, {}), **options}
     if name in _OURS:
         return _OURS[name]([{**group, "memory": memory} for group in groups], **options)
     if so.Memory.of(memory) != PRESETS["exact"]:
         raise ValueError(
-            f'memory must be "exact" with optimizer "{name}", which is torch\'s, got {memory!r}'
+            f'memory must be "exact" with optimizer "{name}", which is not ours, got {memory!r}'
         )
-    return _TORCHS[name](groups, **options)
+    return _OTHERS[name](groups, **options)
