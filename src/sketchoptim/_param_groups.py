@@ -11,6 +11,7 @@ from .diagnostics._shapes import trained_parameters
 from .diagnostics._text_table import readable_bytes
 from .moments import Name, Table
 from .optim._advice import MIN_TABLE_ROWS
+from .optim._names import NAME_ATTRIBUTE
 from .storage import PRESETS, Memory
 
 _ADAM: tuple[Name, ...] = ("first", "second")
@@ -135,6 +136,23 @@ class ParamGroups(list[dict[str, Any]]):
         super().__init__(groups)
         self.tables = tables
         """Names of the parameters that are tables."""
+
+    def unnamed(self) -> list[dict[str, Any]]:
+        """The groups with parameters alone, for wrappers that take no names.
+
+        ZeroRedundancyOptimizer is one. Each parameter has its name as an attribute from then on, so
+        its hash is the same as in an optimizer that is given the names.
+
+        >>> groups = param_groups(nn.Embedding(5000, 16)).unnamed()
+        >>> [list(map(type, group["params"])) for group in groups]
+        [[<class 'torch.nn.parameter.Parameter'>]]
+        """
+        plain = []
+        for group in self:
+            for name, parameter in group["params"]:
+                setattr(parameter, NAME_ATTRIBUTE, name)
+            plain.append({**group, "params": [parameter for _, parameter in group["params"]]})
+        return plain
 
     def __repr__(self) -> str:
         named = [(name, it, group["memory"]) for group in self for name, it in group["params"]]

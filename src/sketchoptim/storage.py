@@ -373,11 +373,23 @@ class Memory:
             raise ValueError(f"memory must be a Memory or one of {list(PRESETS)}, got {choice!r}")
         return PRESETS[choice]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # As plain values, which default torch.load reads: wrappers such as ZeroRedundancyOptimizer
+        # save parameter groups as they are.
+        return _unpickled_memory, (self.to_dict(),)
+
     def describe(self) -> str:
         """The memory in a few words: "v by row, 3 x 1,386"."""
         kept = [("m", self.first), ("v", self.second)]
         words = [f"{name} {storage.describe()}" for name, storage in kept if storage is not None]
         return ", ".join(words) or "nothing"
+
+
+def _unpickled_memory(plain: dict[str, Any]) -> Memory:
+    return Memory.from_dict(plain)
+
+
+torch.serialization.add_safe_globals([_unpickled_memory])
 
 
 def _plain(value: object) -> object:

@@ -91,7 +91,8 @@ def _checked_groups(optimizer: "Optimizer", saved_groups: Any) -> list["Group"]:
                 f"{len(saved['params'])}; load it into the optimizer of such a model"
             )
         try:
-            memory = Memory.from_dict(saved["memory"])
+            memory = saved["memory"]  # as it is, where a wrapper has saved the groups
+            memory = memory if isinstance(memory, Memory) else Memory.from_dict(memory)
             optimizer.check_options({**optimizer.defaults, **saved, "memory": memory})
         except (TypeError, ValueError) as error:
             raise type(error)(f"{where} of the checkpoint: {error}") from None

@@ -6,6 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+# An attribute of a parameter: its name, for optimizers that are given parameters without names.
+NAME_ATTRIBUTE = "sketchoptim_name"
+
 
 def keyed_parameters(
     optimizer: torch.optim.Optimizer,
@@ -15,7 +18,7 @@ def keyed_parameters(
     for group in optimizer.param_groups:
         names = group.get("param_names") or [""] * len(group["params"])
         for name, parameter in zip(names, group["params"], strict=True):
-            yield name or number, parameter, group
+            yield name or getattr(parameter, NAME_ATTRIBUTE, "") or number, parameter, group
             number += 1
 
 
