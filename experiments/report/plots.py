@@ -2,6 +2,7 @@
 
 import io
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,11 @@ def figures(reproduction: Reproduction) -> dict[str, tuple[str, Figure]]:
             pictures["time"] = (
                 f"Validation {metric} over {label}",
                 _quality(reproduction, reproduction.clock, label),
+            )
+        if reproduction.is_measured:
+            pictures["trade-off"] = (
+                f"Test {metric} against optimizer state of the tables",
+                _trade_off(reproduction),
             )
         pictures["state"] = (
             "Optimizer state of the tables, on a logarithmic scale",
@@ -98,6 +104,26 @@ def _quality(reproduction: Reproduction, key: str, label: str) -> Figure:
         xlabel=label, ylabel=f"validation {reproduction.recipe.metric}", yscale="log"
     )
     plain_numbers(figure.axes[0].yaxis)
+    return figure
+
+
+def _trade_off(reproduction: Reproduction) -> Figure:
+    """Mean and standard deviation of the quality over the bytes of state, one point a method."""
+
+    def draw(axes: Axes, finding: Findings, style: dict[str, Any]) -> None:
+        found = finding.values("test")
+        if not all(map(math.isfinite, found)):
+            return
+        deviation = statistics.stdev(found) if len(found) > 1 else 0.0
+        size = max(1.0, finding.median("table_state_bytes"))  # a logarithmic axis has no zero
+        axes.errorbar([size], [statistics.mean(found)], [deviation], fmt="o", capsize=3, **style)
+
+    figure = _lines(reproduction, draw)
+    figure.axes[0].set(
+        xlabel="bytes of optimizer state of the tables",
+        ylabel=f"test {reproduction.recipe.metric}",
+        xscale="log",
+    )
     return figure
 
 

@@ -278,7 +278,7 @@ def test_the_text_of_a_recipe_is_no_markup_on_the_page(page):
 
 
 def test_the_pictures_are_written_as_png_too(page):
-    for name in ("loss", "steps", "time", "state", "memory"):
+    for name in ("loss", "steps", "time", "trade-off", "state", "memory"):
         assert (page.parent / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
