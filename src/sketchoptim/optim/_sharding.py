@@ -79,6 +79,11 @@ def local(tensor: Tensor) -> Tensor:
     return ready
 
 
+def whole(tensor: Tensor) -> Tensor:
+    """The tensor with the numbers of all processes."""
+    return tensor.full_tensor() if is_dtensor(tensor) else tensor
+
+
 def layout(tensor: Tensor) -> str:
     """How processes hold a tensor, in words that are the same only where the layout is."""
     if not is_dtensor(tensor):
@@ -293,7 +298,7 @@ def as_held(parameter: Tensor, part: Part, tensor: Any) -> Any:
     """What this process keeps of a part from a checkpoint; all else is returned as it is."""
     if is_dtensor(tensor):
         if not is_dtensor(parameter) or part.sharding == "replicated":
-            return tensor.full_tensor()
+            return whole(tensor)
         return local(tensor.redistribute(parameter.device_mesh, parameter.placements))
     shard = Shard.of(parameter)
     is_whole = isinstance(tensor, Tensor) and tuple(tensor.shape) == part.shape
