@@ -157,14 +157,23 @@ class ClassOfText(Task):
     ) -> tuple[Tensor, Tensor]:
         """The `k` best classes [texts, k] of `limit` texts of a part, and the right ones."""
         rows = torch.arange(min(limit, len(self.texts.part(part))))
+        candidates = self._candidates(self.texts.part(part).labels[rows].long())
         device = next(model.parameters()).device
         found, right = [], []
         for some in rows.split(512):
             bags, classes = self._bags(part, some)
-            best = model.top_k(bags.to(device), k, aggregation=aggregation)
+            best = model.top_k(bags.to(device), k, aggregation=aggregation, candidates=candidates)
             found.append(best.cpu())
             right.append(classes)
         return torch.cat(found), torch.cat(right)
+
+    def _candidates(self, right: Tensor) -> Tensor | None:
+        """The right classes and `settings.candidates` random ones; None for all."""
+        if not self.settings.candidates:
+            return None
+        drawn = shuffled(self.texts.classes, 0)[: self.settings.candidates]
+        both: Tensor = torch.cat([right, drawn]).unique()
+        return both
 
     def _bags(self, part: Part, rows: Tensor) -> tuple[Bags, Tensor]:
         texts, classes = self.texts.part(part).take(rows)

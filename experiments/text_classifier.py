@@ -35,6 +35,8 @@ class TextClassifierSettings:
         active: the most classes that the LSH softmax, with the paper's 16 tables of 15 bits, takes
             from its buckets for a text, and as many random ones.
         at: a text counts as right if its class is among this many best ones.
+        candidates: random classes that are ranked, together with the classes of the texts, when
+            quality is measured; 0 ranks all. MACH only.
     """
 
     output: Output = "mach"
@@ -45,13 +47,17 @@ class TextClassifierSettings:
     samples: int = 4096
     active: int = 128
     at: int = 100
+    candidates: int = 0
 
     def __post_init__(self) -> None:
         if self.output not in get_args(Output):
             raise ValueError(f"output must be one of {list(get_args(Output))}, got {self.output!r}")
         for name, value in vars(self).items():
-            if name != "output" and value < 1:
-                raise ValueError(f"{name} must be >= 1, got {value}")
+            least = 0 if name == "candidates" else 1
+            if name != "output" and value < least:
+                raise ValueError(f"{name} must be >= {least}, got {value}")
+        if self.candidates and self.output != "mach":
+            raise ValueError(f'candidates need output = "mach", got {self.output!r}')
 
     @property
     def hashing(self) -> FeatureHashing:
@@ -71,8 +77,15 @@ class TextClassifierSettings:
 class TextClassifier(Model):
     """The class of a text."""
 
-    def top_k(self, bags: Bags, k: int, *, aggregation: Aggregation = "mean") -> Tensor:
-        """The `k` best classes of each text, int64 [texts, k]."""
+    def top_k(
+        self,
+        bags: Bags,
+        k: int,
+        *,
+        aggregation: Aggregation = "mean",
+        candidates: Tensor | None = None,
+    ) -> Tensor:
+        """The `k` best classes of each text, int64 [texts, k], of some candidates or of all."""
         raise NotImplementedError
 
 
@@ -114,9 +127,16 @@ class MachClassifier(TextClassifier):
             if name.startswith("mach.bodies.") and name.endswith(".weight")
         }
 
-    def top_k(self, bags: Bags, k: int, *, aggregation: Aggregation = "mean") -> Tensor:
+    def top_k(
+        self,
+        bags: Bags,
+        k: int,
+        *,
+        aggregation: Aggregation = "mean",
+        candidates: Tensor | None = None,
+    ) -> Tensor:
         """The `k` best classes of each text, by the members' scores of its meta-classes."""
-        return self.mach.top_k(bags, k, aggregation=aggregation).ids
+        return self.mach.top_k(bags, k, aggregation=aggregation, candidates=candidates).ids
 
 
 class SoftmaxClassifier(TextClassifier):
@@ -154,6 +174,14 @@ class SoftmaxClassifier(TextClassifier):
             if name != "encoder.activation.bias"
         }
 
-    def top_k(self, bags: Bags, k: int, *, aggregation: Aggregation = "mean") -> Tensor:
-        """The `k` classes of the largest logits; there is nothing to aggregate."""
+    def top_k(
+        self,
+        bags: Bags,
+        k: int,
+        *,
+        aggregation: Aggregation = "mean",
+        candidates: Tensor | None = None,
+    ) -> Tensor:
+        """The `k` classes of the largest logits, of all classes; there is nothing to aggregate."""
+        assert candidates is None
         return self.softmax.top_k(self.encoder(*bags), k)

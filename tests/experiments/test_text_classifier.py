@@ -53,6 +53,21 @@ def test_a_text_classifier_learns_classes_from_texts(task, output, method):
     assert task.measure(training.model, "test", limit=100) < 20
 
 
+def test_recall_can_be_over_some_candidates_and_the_right_classes(task):
+    few = replace(task, settings=replace(task.settings, candidates=10))
+    model = few.model()
+    best, right = few.rank(model, "test", 3, limit=20)
+    allowed = {*few._candidates(right).tolist()}
+    assert len(allowed) <= 30
+    assert {*right.tolist()} <= allowed
+    assert {*best.flatten().tolist()} <= allowed
+
+
+def test_candidates_are_refused_where_all_classes_are_ranked():
+    with pytest.raises(ValueError, match="candidates need output = \"mach\", got 'sampled'"):
+        TextClassifierSettings(output="sampled", candidates=10)
+
+
 def test_a_pass_takes_every_text_once(task):
     size, batch = len(task.texts.train), 90
     assert size == 810
