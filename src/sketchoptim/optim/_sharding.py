@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from .._validation import is_wrapper
 from ..moments import Moments, Part, Table
@@ -72,11 +73,23 @@ def is_dtensor(tensor: Any) -> "TypeGuard[DTensor]":
 def local(tensor: Tensor) -> Tensor:
     """The tensor that holds the numbers of this process, in the same memory."""
     if not is_dtensor(tensor):
-        return tensor
+        return tensor.detach() if _is_plain_inside(tensor) else tensor
     with torch.no_grad():
         held: Any = tensor.to_local()
     ready: Tensor = held.wait() if is_wrapper(held) else held  # a collective may be under way
     return ready
+
+
+def _is_plain_inside(tensor: Tensor) -> bool:
+    """Whether it is of a subclass of nn.Parameter that adds attributes alone, as TorchRec's is."""
+    kind = type(tensor)
+    return (
+        isinstance(tensor, Parameter)
+        and kind is not Parameter
+        and not is_wrapper(tensor)
+        and kind.__torch_function__ == Parameter.__torch_function__
+        and kind.__torch_dispatch__ == Parameter.__torch_dispatch__
+    )
 
 
 def whole(tensor: Tensor) -> Tensor:
