@@ -154,12 +154,12 @@ class CodesView(NamedTuple):
     borders: Tensor
     """The 255 numbers halfway between them."""
     block: int
-    """Numbers that share a scale, at most."""
+    """Numbers that share a scale, at most; 0 where `codes` are the numbers, in float32."""
     rows: int
     """Whole rows that share a block; 1 where a row has blocks of its own."""
 
 
-KernelView = ArrayView | SketchView
+KernelView = ArrayView | SketchView | CodesView
 
 
 class Moment:

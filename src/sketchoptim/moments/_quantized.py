@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .._rows import CHUNK_ELEMENTS
 from ..storage import Quantized
-from ._moment import Moment, Name, Part, Parts, Table
+from ._moment import CodesView, Moment, Name, Part, Parts, Table
 
 # Below this many elements a tensor is kept in float32, as in bitsandbytes, and so are all vectors,
 # the norms and biases of a model: their bytes are few, and their blocks would cross the borders
@@ -127,6 +127,14 @@ class QuantizedMoment(Moment, storage=Quantized):
         self.blocks = _Blocks.of(self.dim, storage.block)
         self.book = code_book(name == "first").to(stored.device)
         self.encoder = encoder(name == "first", stored.device)
+
+    def kernel_view(self) -> CodesView:
+        if self.is_small:
+            return CodesView(self.stored, self.stored, self.book, self.book, block=0, rows=1)
+        borders = self.encoder.borders
+        scales = self.tensors["scales"]
+        block, rows = self.storage.block, self.blocks.rows
+        return CodesView(self.stored, scales, self.book, borders, block=block, rows=rows)
 
     def update_(self, ids: Tensor, values: Tensor) -> Tensor:
         if self.is_small:

@@ -6,12 +6,12 @@ from typing import NamedTuple
 class Schedule(NamedTuple):
     """The numbers behind those of a `FusedRule` that change from step to step. In step t::
 
-        corrected = sqrt(1 - second_decay^t),  denominator = 1 - first_decay^t
-        before epsilon:  step_size = rate * corrected / denominator
-                         clip      = clip * denominator / corrected
-        after epsilon:   step_size = rate / denominator,  second_root = corrected
-                         clip      = clip * denominator
-        no correction:   step_size = rate / (1 + (t - 1) * rate_decay)
+    corrected = sqrt(1 - second_decay^t),  denominator = 1 - first_decay^t
+    before epsilon:  step_size = rate * corrected / denominator
+                     clip      = clip * denominator / corrected
+    after epsilon:   step_size = rate / denominator,  second_root = corrected
+                     clip      = clip * denominator
+    no correction:   step_size = rate / (1 + (t - 1) * rate_decay)
     """
 
     step: int

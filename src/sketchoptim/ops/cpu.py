@@ -12,7 +12,7 @@ from .._rows import CHUNK_ELEMENTS
 from .._sketch import LARGEST_SCALE, SMALLEST_SCALE, Sketch
 from .._torch_private import entries
 from .._validation import PLAIN_TENSORS
-from ..moments import ArrayView, Average, KernelView, Moment, Moments, SketchView
+from ..moments import ArrayView, Average, CodesView, KernelView, Moment, Moments, SketchView
 from . import _native
 from ._rule import AnyRule, FusedRule
 from .reference import LARGEST_GRADIENT, ids_error
@@ -50,7 +50,7 @@ def _unsupported_storage(moment: Moment) -> str | None:
         return "processes exchange its rows in the middle of a step, where no kernel stops"
     view = moment.kernel_view()
     match view:
-        case None:
+        case None | CodesView():
             return f"there is no kernel for {type(moment.storage).__name__} storage"
         case ArrayView():
             return None
@@ -224,7 +224,7 @@ class _KernelMoment:
                 call.kind, call.dtype, call.data = _EXACT, _DTYPES[values.dtype], values.data_ptr()
             case SketchView():
                 self._describe_sketch(view, parameter.shape[1:].numel())
-            case None:
+            case None | CodesView():
                 raise AssertionError("unsupported_reason() has looked")
             case _:
                 assert_never(view)

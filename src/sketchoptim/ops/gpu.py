@@ -6,6 +6,7 @@ move something return at once where the flag is up, and `finish` counts the step
 The host learns of refusals later: from a report in its own memory, or when it settles.
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -16,13 +17,16 @@ from .. import _hashing
 from .._torch_private import entries
 from .._validation import PLAIN_TENSORS
 from ..moments import ArrayView, CodesView, Moment, Moments, SketchView
+from ._gpu_launches import MOST_COLUMNS, Call, Launch, Shape, launches
+from ._gpu_moment import GpuMoment
 from ._rule import AnyRule, FusedRule
 from ._schedule import Schedule
 from ._triton import slots
-from ._triton.launches import Call, GpuMoment, Launch, Shape, launches
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _MAX_DEPTH = 32
+
+
 def unsupported_reason(parameter: Tensor, moments: Moments) -> str | None:
     """Why there are no kernels for a parameter with these moments, and the remedy, or None."""
     if parameter.dtype not in _FLOATS:
@@ -60,6 +64,8 @@ def _unsupported_blocks(parameter: Tensor, moments: Moments) -> str | None:
     """Rows that share blocks of codes move together, which other storages do not."""
     views = [moment.kernel_view() for moment in moments if moment is not None]
     codes = {(view.block, view.rows) for view in views if isinstance(view, CodesView)}
+    if any(block > MOST_COLUMNS for block, _ in codes):
+        return f"its blocks have more than {MOST_COLUMNS} numbers; use a smaller block="
     if len(codes) > 1:
         return "its moments have blocks of different sizes; use one block= for both"
     if any(rows > 1 for _, rows in codes):
@@ -165,7 +171,8 @@ class GpuKernels:
         return Settled(extra, self.refused[0] - before[0], self.refused[1] - before[1])
 
 
-class GpuStep(NamedTuple):
+@dataclass(frozen=True)
+class GpuStep:
     """A prepared step. It has not been checked: the device does, when it runs."""
 
     kernels: GpuKernels
@@ -176,7 +183,10 @@ class GpuStep(NamedTuple):
     rounding_key: int | None
     schedule: Schedule | None
 
-    is_finite = True
+    @property
+    def is_finite(self) -> bool:
+        """True: the device looks, and refuses the step if it is not."""
+        return True
 
     @property
     def touched(self) -> int:
@@ -185,12 +195,9 @@ class GpuStep(NamedTuple):
 
     @property
     def touched_at_most(self) -> int:
-        return self.kernels.rows if self.ids is None else min(self.count, self.kernels.rows)
-
-    @property
-    def count(self) -> int:
-        """Positions that kernels go through."""
-        return self.kernels.rows if self.ids is None else self.ids.numel()
+        """A bound that takes no look at the ids."""
+        rows = self.kernels.rows
+        return rows if self.ids is None else min(self.ids.numel(), rows)
 
     @torch.no_grad()
     def run_(self) -> None:

@@ -85,9 +85,7 @@ def move_blocks(
                 second, second_scales, second_book, second_borders, ledger, group, place,
                 is_number, is_touched, g * g, slots.SECOND, SECOND_KIND, SECOND_MODE,
             )  # fmt: skip
-        direction = direction_of(
-            ledger, direction, square, SECOND_KIND != NONE, HAS_ROOT, HAS_CLIP
-        )
+        direction = direction_of(ledger, direction, square, SECOND_KIND != NONE, HAS_ROOT, HAS_CLIP)
         row = tl.load(parameter + place, mask=is_touched, other=0.0).to(tl.float32)
         row *= slots.number(ledger, slots.SHRINK)
         row -= direction * slots.number(ledger, slots.STEP_SIZE)

@@ -1,4 +1,4 @@
-"""8-bit moments in Triton: decoded, moved and encoded block by block, as `moments/_quantized.py`."""
+"""8-bit moments in Triton: blocks are decoded, moved and encoded, as `moments/_quantized.py`."""
 
 import triton
 import triton.language as tl

@@ -1,7 +1,7 @@
 """How moments move in Triton, each as its `Moment` class in `moments/` defines it.
 
-All functions take tiles: positions and ids [rows, 1], columns [1, columns], numbers [rows, columns].
-A moment is described by constants: its kind, its form and its mode.
+Functions take tiles: positions and ids [rows, 1], columns [1, columns], numbers [rows, columns]. A
+moment is described by constants: its kind, its form and its mode.
 """
 
 import triton
@@ -79,8 +79,9 @@ def estimate(
     if MOMENT == slots.SECOND:
         for row in range(1, DEPTH):
             reading = reading_of(
-                counters, words, width, row, mixed, columns, mask, ledger, x, MOMENT, FORM, MODE, DIM
-            )
+                counters, words, width, row, mixed, columns, mask, ledger, x, MOMENT, FORM, MODE,
+                DIM,
+            )  # fmt: skip
             result = tl.minimum(result, reading)
     elif DEPTH == 3:
         b = reading_of(
@@ -95,8 +96,9 @@ def estimate(
         low, high = tl.zeros_like(result), tl.zeros_like(result)
         for row in range(DEPTH):
             here = reading_of(
-                counters, words, width, row, mixed, columns, mask, ledger, x, MOMENT, FORM, MODE, DIM
-            )
+                counters, words, width, row, mixed, columns, mask, ledger, x, MOMENT, FORM, MODE,
+                DIM,
+            )  # fmt: skip
             rank = tl.zeros_like(here).to(tl.int32)
             for other in range(DEPTH):
                 there = reading_of(

@@ -288,9 +288,7 @@ def _move_tile(
                 row_values, ledger, at, id, hashed, columns, both, g * g, slots.SECOND, SECOND_KIND,
                 SECOND_FORM, SECOND_MODE, SECOND_DEPTH, DIM, STRIDE,
             )  # fmt: skip
-        direction = direction_of(
-            ledger, direction, square, SECOND_KIND != NONE, HAS_ROOT, HAS_CLIP
-        )
+        direction = direction_of(ledger, direction, square, SECOND_KIND != NONE, HAS_ROOT, HAS_CLIP)
     pointers = parameter + id * DIM + columns
     row = tl.load(pointers, mask=both, other=0.0).to(tl.float32)
     row *= slots.number(ledger, slots.SHRINK)

@@ -54,8 +54,8 @@ def _begin_numbers(
             bound = bound * denominator
             root = corrected
     # Where the device has counted other steps than the host, as when a graph is replayed, the
-    # host's key is not one of this step alone.
-    drift = (step - expected_step.to(tl.float64)).to(tl.int64)
+    # host's key is not one of this step alone. Below zero, the host has not counted.
+    drift = tl.where(expected_step < 0, 0, step.to(tl.int64) - expected_step)
     given = weights_key.to(tl.int64).to(tl.uint64)
     drifted = splitmix64(given ^ (drift << 32).to(tl.uint64)) & 0xFFFFFFFF
     tl.store(ledger + slots.WEIGHTS_KEY, tl.where(drift == 0, given, drifted).to(tl.float64))
@@ -209,10 +209,13 @@ def inspect(
 
 @triton.jit
 def _rescale(counters, size, factor, BLOCK: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = at < size
-    stored = tl.load(counters + at, mask=mask, other=0.0).to(tl.float64) * factor
-    store_nearest(counters + at, stored.to(tl.float32), mask)
+    """Multiplies counters; each program takes every so many blocks of them."""
+    stride = tl.num_programs(0).to(tl.int64) * BLOCK
+    for start in range(tl.program_id(0).to(tl.int64) * BLOCK, size, stride):
+        at = start + tl.arange(0, BLOCK)
+        mask = at < size
+        stored = tl.load(counters + at, mask=mask, other=0.0).to(tl.float64) * factor
+        store_nearest(counters + at, stored.to(tl.float32), mask)
 
 
 @triton.jit(do_not_specialize=["first_size", "second_size"])

@@ -1,27 +1,19 @@
 """Which kernels a step launches, in which order, and with what."""
 
-import math
 import struct
-from typing import Any, NamedTuple, assert_never
+from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
-from ..._sketch import SMALLEST_SCALE, Sketch
-from ...moments import ArrayView, Average, CodesView, Moment, SketchView
-from .._rule import FusedRule
-from .._schedule import Schedule
-from ..reference import LARGEST_GRADIENT
-from . import blocks, moves, prepare, rows, slots
-from . import moments as kinds
+from ..moments import Average
+from ._gpu_moment import GpuMoment, mode_of
+from ._rule import FusedRule
+from ._schedule import Schedule
+from ._triton import blocks, moves, prepare, rows
+from .reference import LARGEST_GRADIENT
 
-_FORMS = {
-    "linear": kinds.LINEAR.value,
-    "paper": kinds.PAPER.value,
-    "bucket": kinds.BUCKET.value,
-    "conservative": kinds.CONSERVATIVE.value,
-}
 # Numbers of a tile: 8 for each of the 128 threads of a program keeps all kernels free of spills.
 TILE = 1024
 MOST_COLUMNS = 1024
@@ -30,119 +22,12 @@ COLUMNS_IN_ORDER = 128
 # Parts that the buckets of a hash row are divided among, where rows are added in order.
 MOST_PARTS = 64
 ROWS_OF_A_PART = 64
-COUNTERS_AT_ONCE = 4096
+# All counters are rescaled once in thousands of steps; in the others these programs do nothing.
+COUNTERS_AT_ONCE = 1024
+MOST_PROGRAMS_OF_COUNTERS = 256
 # Without fusion a * b + c is rounded twice, as in the reference.
 OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
 OPTIONS_IN_ORDER = {"num_warps": 1, "enable_fp_fusion": False}
-
-
-class GpuMoment:
-    """A moment as the kernels take it: constants, pointers, and the numbers that it keeps."""
-
-    def __init__(self, moment: Moment | None, dummy: Tensor) -> None:
-        self.kind, self.form, self.depth, self.width = kinds.NONE.value, 0, 0, 1
-        self.dummy = dummy
-        self.data = self.words = self.scales = self.book = self.borders = dummy
-        self.sketch: Sketch | None = None
-        self.decays = False
-        self.block = self.block_rows = 0
-        view = None if moment is None else moment.kernel_view()
-        match view:
-            case None:
-                pass
-            case ArrayView(values, is_by_row):
-                self.data = values
-                self.kind = (kinds.ROW_WISE if is_by_row else kinds.EXACT).value
-            case CodesView():
-                self.kind, self.data, self.scales = kinds.CODES.value, view.codes, view.scales
-                self.book, self.borders = view.book, view.borders
-                self.block, self.block_rows = view.block, view.rows
-            case SketchView(sketch, form, is_by_row):
-                self.sketch, self.form = sketch, _FORMS[form]
-                self.kind = (kinds.ROW_SKETCH if is_by_row else kinds.SKETCH).value
-                self.depth, self.width = sketch.depth, sketch.width
-                self.data, self.words = sketch.counters, sketch.words
-                self.decays = form in ("linear", "conservative")
-            case _:
-                assert_never(view)
-
-    @property
-    def is_linear(self) -> bool:
-        """Whether all its rows are added before any is read."""
-        return self.sketch is not None and self.form == kinds.LINEAR.value
-
-    @property
-    def is_in_order(self) -> bool:
-        """Whether its rows move one after the other."""
-        return self.sketch is not None and not self.decays
-
-    @property
-    def is_by_row(self) -> bool:
-        return self.kind in (kinds.ROW_WISE.value, kinds.ROW_SKETCH.value)
-
-    @property
-    def is_conservative(self) -> bool:
-        return self.sketch is not None and self.form == kinds.CONSERVATIVE.value
-
-    def lasting(self) -> tuple[float, int]:
-        """Scale and number of writes, as the host has them."""
-        if self.sketch is None:
-            return 1.0, 0
-        writes = self.sketch.writes
-        return self.sketch.scale.item(), 0 if writes is None else int(writes.item())
-
-    def set_lasting_(self, scale: float, writes: int) -> None:
-        if self.sketch is not None:
-            self.sketch.scale.fill_(scale)
-            if self.sketch.writes is not None:
-                self.sketch.writes.fill_(writes)
-
-    def predict_(self, average: Average) -> None:
-        """Moves scale and writes on the host as the device will, unless it refuses the step.
-
-        Only a sum has a start, and a sum does not decay; so the start stays as it is.
-        """
-        scale, writes = self.lasting()
-        if self.decays:
-            scale *= average.decay
-            if scale == 0.0:
-                scale = 1.0
-            elif scale < SMALLEST_SCALE:
-                scale, _ = math.frexp(scale)
-        self.set_lasting_(scale, writes + 1)
-
-    def unused(self) -> "GpuMoment":
-        """What stands for it in a step whose rule does not move it."""
-        return GpuMoment(None, self.dummy)
-
-    @property
-    def is_raised_at_once(self) -> bool:
-        """Whether its counters are raised by atomic instructions, which take 32 bits."""
-        return self.is_conservative and self.data.dtype == torch.float32
-
-    @property
-    def counters(self) -> int:
-        """Counters that a decay of the whole may have to rescale."""
-        return self.data.numel() if self.decays else 0
-
-    def forgets(self, average: Average | None) -> bool:
-        """Whether a step starts by forgetting everything."""
-        return self.decays and average is not None and average.decay == 0.0
-
-    def pointers(self, name: str) -> dict[str, Any]:
-        return {name: self.data, f"{name}_words": self.words, f"{name}_width": self.width}
-
-    def codes(self, name: str) -> dict[str, Any]:
-        parts = {"scales": self.scales, "book": self.book, "borders": self.borders}
-        return {f"{name}_{part}": tensor for part, tensor in parts.items()}
-
-    def constants(self, name: str, average: Average | None) -> dict[str, int]:
-        return {
-            f"{name}_KIND": self.kind,
-            f"{name}_FORM": self.form,
-            f"{name}_MODE": _mode(average),
-            f"{name}_DEPTH": self.depth,
-        }
 
 
 class Shape(NamedTuple):
@@ -201,7 +86,7 @@ class Call(NamedTuple):
         return self.parameter.shape[1:].numel()
 
     @property
-    def count(self) -> int:
+    def positions(self) -> int:
         """Positions that kernels go through: entries of a sparse gradient, rows of a dense one."""
         return self.rows if self.ids is None else self.ids.numel()
 
@@ -222,15 +107,15 @@ class _Plan:
         ids, order, partials, row_values = unused, unused, unused, unused
         if call.ids is not None:
             ids, order = call.ids.sort(stable=True)
-            pieces = triton.cdiv(call.count, rows.PIECE.value)
+            pieces = triton.cdiv(call.positions, rows.PIECE.value)
             if pieces > 1:
                 partials = call.ledger.new_empty(pieces * call.dim, dtype=torch.float32)
         if self.second.is_by_row:
-            row_values = call.ledger.new_empty(call.count, dtype=torch.float32)
+            row_values = call.ledger.new_empty(call.positions, dtype=torch.float32)
         self.has_pieces = partials is not unused
         self.gradient = {
             "values": call.values, "ids": ids, "order": order, "partials": partials,
-            "count": call.count, "DIM": call.dim,
+            "count": call.positions, "DIM": call.dim,
         }  # fmt: skip
         self.read = {
             **self.gradient, "parameter": call.parameter, "ledger": call.ledger, "flag": call.flag,
@@ -247,7 +132,7 @@ class _Plan:
 
     def launches(self) -> list[Launch]:
         found = [self._begin()]
-        if self.call.count:
+        if self.call.positions:
             found += [*self._inspect(), *self._forget(), *self._add(), *self._move()]
         return [*found, self._finish()]
 
@@ -263,7 +148,7 @@ class _Plan:
             "first_decay": first.decay, "second_weight": second.weight,
             "second_decay": second.decay,
         }  # fmt: skip
-        programs = triton.cdiv(call.count, call.shape.rows) if self.has_pieces else 0
+        programs = triton.cdiv(call.positions, call.shape.rows) if self.has_pieces else 0
         return Launch(
             prepare.begin,
             (1 + programs,),
@@ -293,7 +178,7 @@ class _Plan:
             "LARGEST": LARGEST_GRADIENT, "IS_CHECKED": call.is_checked,
             "SECOND_FORGETS": self.forgets["SECOND_FORGETS"], **OPTIONS,
         }  # fmt: skip
-        return [Launch(prepare.inspect, (triton.cdiv(call.count, call.shape.rows),), arguments)]
+        return [Launch(prepare.inspect, (triton.cdiv(call.positions, call.shape.rows),), arguments)]
 
     def _forget(self) -> list[Launch]:
         if not any(self.forgets.values()):
@@ -310,7 +195,7 @@ class _Plan:
         second_depth = second.depth if second.is_linear or is_raised_in_order else 0
         if first_depth or second_depth:
             block = min(triton.next_power_of_2(call.dim), COLUMNS_IN_ORDER)
-            parts = max(1, min(MOST_PARTS, call.count // ROWS_OF_A_PART))
+            parts = max(1, min(MOST_PARTS, call.positions // ROWS_OF_A_PART))
             grid = (triton.cdiv(call.dim, block), parts * max(first_depth, second_depth), 2)
             arguments = {
                 **self.read, **self.row_values, **first.pointers("first"),
@@ -321,7 +206,7 @@ class _Plan:
             found.append(Launch(moves.add_rows, grid, arguments))
         if second.is_by_row and second.is_in_order:
             arguments = {
-                "ids": self.gradient["ids"], "count": call.count, "ledger": call.ledger,
+                "ids": self.gradient["ids"], "count": call.positions, "ledger": call.ledger,
                 "flag": call.flag, "first_row": call.first_row, "IS_DENSE": call.ids is None,
                 **self.row_values, **second.pointers("second"),
                 **second.constants("SECOND", self.rule.second), **OPTIONS_IN_ORDER,
@@ -357,18 +242,18 @@ class _Plan:
             grid = (triton.cdiv(call.dim, shape.stride if first.block or second.block else block),)
             return [Launch(moves.move_rows_in_order, grid, arguments)]
         arguments |= OPTIONS
-        return [Launch(moves.move_rows, (triton.cdiv(call.count, shape.rows),), arguments)]
+        return [Launch(moves.move_rows, (triton.cdiv(call.positions, shape.rows),), arguments)]
 
     def _move_blocks(self, flags: dict[str, bool], block_rows: int) -> list[Launch]:
         call, first, second = self.call, self.first, self.second
         block = triton.next_power_of_2(block_rows * call.dim)
         tile_rows = max(1, TILE // block)
-        groups = call.count if call.ids is not None else triton.cdiv(call.rows, block_rows)
+        groups = call.positions if call.ids is not None else triton.cdiv(call.rows, block_rows)
         arguments = {
             **self.read, **flags, "first": first.data, **first.codes("first"),
             "second": second.data, **second.codes("second"), "rows": call.rows,
-            "FIRST_KIND": first.kind, "FIRST_MODE": _mode(self.rule.first),
-            "SECOND_KIND": second.kind, "SECOND_MODE": _mode(self.rule.second),
+            "FIRST_KIND": first.kind, "FIRST_MODE": mode_of(self.rule.first),
+            "SECOND_KIND": second.kind, "SECOND_MODE": mode_of(self.rule.second),
             "BLOCK_ROWS": block_rows, "BLOCK": block, "ROWS": tile_rows, **OPTIONS,
         }  # fmt: skip
         return [Launch(blocks.move_blocks, (triton.cdiv(groups, tile_rows),), arguments)]
@@ -391,7 +276,8 @@ class _Plan:
 
     def _counters_grid(self) -> tuple[int]:
         most = max(self.first.counters, self.second.counters)
-        return (max(1, triton.cdiv(most, COUNTERS_AT_ONCE)),)
+        programs = triton.cdiv(most, COUNTERS_AT_ONCE)
+        return (max(1, min(programs, MOST_PROGRAMS_OF_COUNTERS)),)
 
 
 def _correction(
@@ -406,12 +292,6 @@ def _correction(
     kind = prepare.BIAS_AFTER_EPS if schedule.is_after_eps else prepare.BIAS_BEFORE_EPS
     clip = schedule.clip or 0.0
     return kind.value, schedule.rate, clip, schedule.first_decay, schedule.second_decay
-
-
-def _mode(average: Average | None) -> int:
-    if average is None or average.weight == 1 - average.decay:
-        return kinds.AVERAGE.value
-    return kinds.SUM.value if average.decay == 1 else kinds.GENERAL.value
 
 
 def _bits(number: float) -> int:

@@ -1,0 +1,139 @@
+"""A moment as the GPU's kernels take it: constants, pointers, and the numbers that it keeps."""
+
+import math
+from typing import Any, assert_never
+
+import torch
+from torch import Tensor
+
+from .._sketch import SMALLEST_SCALE, Sketch
+from ..moments import ArrayView, Average, CodesView, Moment, SketchView
+from ._triton import moments as kinds
+
+_FORMS = {
+    "linear": kinds.LINEAR.value,
+    "paper": kinds.PAPER.value,
+    "bucket": kinds.BUCKET.value,
+    "conservative": kinds.CONSERVATIVE.value,
+}
+
+
+class GpuMoment:
+    """What launches need to know of one moment; with None, of a moment that is not kept."""
+
+    def __init__(self, moment: Moment | None, dummy: Tensor) -> None:
+        self.kind, self.form, self.depth, self.width = kinds.NONE.value, 0, 0, 1
+        self.dummy = dummy
+        self.data = self.words = self.scales = self.book = self.borders = dummy
+        self.sketch: Sketch | None = None
+        self.decays = False
+        self.block = self.block_rows = 0
+        view = None if moment is None else moment.kernel_view()
+        match view:
+            case None:
+                pass
+            case ArrayView(values, is_by_row):
+                self.data = values
+                self.kind = (kinds.ROW_WISE if is_by_row else kinds.EXACT).value
+            case CodesView(codes, block=0):
+                self.kind, self.data = kinds.EXACT.value, codes
+            case CodesView():
+                self.kind, self.data, self.scales = kinds.CODES.value, view.codes, view.scales
+                self.book, self.borders = view.book, view.borders
+                self.block, self.block_rows = view.block, view.rows
+            case SketchView(sketch, form, is_by_row):
+                self.sketch, self.form = sketch, _FORMS[form]
+                self.kind = (kinds.ROW_SKETCH if is_by_row else kinds.SKETCH).value
+                self.depth, self.width = sketch.depth, sketch.width
+                self.data, self.words = sketch.counters, sketch.words
+                self.decays = form in ("linear", "conservative")
+            case _:
+                assert_never(view)
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether all its rows are added before any is read."""
+        return self.sketch is not None and self.form == kinds.LINEAR.value
+
+    @property
+    def is_in_order(self) -> bool:
+        """Whether its rows move one after the other."""
+        return self.sketch is not None and not self.decays
+
+    @property
+    def is_by_row(self) -> bool:
+        return self.kind in (kinds.ROW_WISE.value, kinds.ROW_SKETCH.value)
+
+    @property
+    def is_conservative(self) -> bool:
+        return self.sketch is not None and self.form == kinds.CONSERVATIVE.value
+
+    def lasting(self) -> tuple[float, int]:
+        """Scale and number of writes, as the host has them."""
+        if self.sketch is None:
+            return 1.0, 0
+        writes = self.sketch.writes
+        return self.sketch.scale.item(), 0 if writes is None else int(writes.item())
+
+    def set_lasting_(self, scale: float, writes: int) -> None:
+        if self.sketch is not None:
+            self.sketch.scale.fill_(scale)
+            if self.sketch.writes is not None:
+                self.sketch.writes.fill_(writes)
+
+    def predict_(self, average: Average) -> None:
+        """Moves scale and writes on the host as the device will, unless it refuses the step.
+
+        Only a sum has a start, and a sum does not decay; so the start stays as it is.
+        """
+        scale, writes = self.lasting()
+        if self.decays:
+            scale *= average.decay
+            if scale == 0.0:
+                scale = 1.0
+            elif scale < SMALLEST_SCALE:
+                scale, _ = math.frexp(scale)
+        self.set_lasting_(scale, writes + 1)
+
+    def unused(self) -> "GpuMoment":
+        """What stands for it in a step whose rule does not move it."""
+        return GpuMoment(None, self.dummy)
+
+    @property
+    def is_raised_at_once(self) -> bool:
+        """Whether its counters are raised by atomic instructions, which take 32 bits."""
+        return self.is_conservative and self.data.dtype == torch.float32
+
+    @property
+    def counters(self) -> int:
+        """Counters that a decay of the whole may have to rescale."""
+        return self.data.numel() if self.decays else 0
+
+    def forgets(self, average: Average | None) -> bool:
+        """Whether a step starts by forgetting everything."""
+        return self.decays and average is not None and average.decay == 0.0
+
+    def pointers(self, name: str) -> dict[str, Any]:
+        return {name: self.data, f"{name}_words": self.words, f"{name}_width": self.width}
+
+    def codes(self, name: str) -> dict[str, Any]:
+        parts = {"scales": self.scales, "book": self.book, "borders": self.borders}
+        return {f"{name}_{part}": tensor for part, tensor in parts.items()}
+
+    def constants(self, name: str, average: Average | None) -> dict[str, int]:
+        return {
+            f"{name}_KIND": self.kind,
+            f"{name}_FORM": self.form,
+            f"{name}_MODE": mode_of(average),
+            f"{name}_DEPTH": self.depth,
+        }
+
+
+def mode_of(average: Average | None) -> int:
+    """Which of the ways to move `Average.delta` takes."""
+    mode = kinds.GENERAL
+    if average is None or average.weight == 1 - average.decay:
+        mode = kinds.AVERAGE
+    elif average.decay == 1:
+        mode = kinds.SUM
+    return int(mode.value)
