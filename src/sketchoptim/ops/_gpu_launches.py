@@ -114,7 +114,7 @@ class _Plan:
             row_values = call.ledger.new_empty(call.positions, dtype=torch.float32)
         self.has_pieces = partials is not unused
         self.gradient = {
-            "values": call.values, "ids": ids, "order": order, "partials": partials,
+            "entries": call.values, "ids": ids, "order": order, "partials": partials,
             "count": call.positions, "DIM": call.dim,
         }  # fmt: skip
         self.read = {
@@ -174,7 +174,7 @@ class _Plan:
             return []
         arguments = {
             **self.read, **self.row_values, **self.tile, **second.pointers("second"),
-            **second.constants("SECOND", self.rule.second), "rows": call.rows,
+            **second.constants("SECOND", self.rule.second), "row_count": call.rows,
             "LARGEST": LARGEST_GRADIENT, "IS_CHECKED": call.is_checked,
             "SECOND_FORGETS": self.forgets["SECOND_FORGETS"], **OPTIONS,
         }  # fmt: skip
@@ -251,7 +251,7 @@ class _Plan:
         groups = call.positions if call.ids is not None else triton.cdiv(call.rows, block_rows)
         arguments = {
             **self.read, **flags, "first": first.data, **first.codes("first"),
-            "second": second.data, **second.codes("second"), "rows": call.rows,
+            "second": second.data, **second.codes("second"), "row_count": call.rows,
             "FIRST_KIND": first.kind, "FIRST_MODE": mode_of(self.rule.first),
             "SECOND_KIND": second.kind, "SECOND_MODE": mode_of(self.rule.second),
             "BLOCK_ROWS": block_rows, "BLOCK": block, "ROWS": tile_rows, **OPTIONS,

@@ -117,8 +117,11 @@ class GpuMoment:
         return {name: self.data, f"{name}_words": self.words, f"{name}_width": self.width}
 
     def codes(self, name: str) -> dict[str, Any]:
-        parts = {"scales": self.scales, "book": self.book, "borders": self.borders}
-        return {f"{name}_{part}": tensor for part, tensor in parts.items()}
+        return {
+            f"{name}_scales": self.scales,
+            f"{name}_book": self.book,
+            f"{name}_borders": self.borders,
+        }
 
     def constants(self, name: str, average: Average | None) -> dict[str, int]:
         return {

@@ -7,7 +7,7 @@ The host learns of refusals later: from a report in its own memory, or when it s
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, assert_never
 
 import torch
 from torch import Tensor
@@ -57,7 +57,11 @@ def _unsupported_storage(moment: Moment) -> str | None:
                 return f"its sketch has a depth of {view.sketch.depth}; use at most {_MAX_DEPTH}"
             if view.form == "conservative" and not view.is_by_row:
                 return 'its sketch is conservative by element; use granularity="row"'
-    return None
+            return None
+        case ArrayView() | CodesView():
+            return None
+        case _:
+            assert_never(view)
 
 
 def _unsupported_blocks(parameter: Tensor, moments: Moments) -> str | None:

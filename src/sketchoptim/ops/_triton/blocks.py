@@ -33,10 +33,10 @@ def _move_block(
     return result
 
 
-@triton.jit(do_not_specialize=["count", "rows", "first_row"])
+@triton.jit(do_not_specialize=["count", "row_count", "first_row"])
 def move_blocks(
-    values, ids, order, partials, parameter, ledger, flag, first, first_scales, first_book,
-    first_borders, second, second_scales, second_book, second_borders, count, rows: tl.int64,
+    entries, ids, order, partials, parameter, ledger, flag, first, first_scales, first_book,
+    first_borders, second, second_scales, second_book, second_borders, count, row_count: tl.int64,
     first_row: tl.int64, FIRST_KIND: tl.constexpr, FIRST_MODE: tl.constexpr,
     SECOND_KIND: tl.constexpr, SECOND_MODE: tl.constexpr, BLOCK_ROWS: tl.constexpr,
     DIM: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, IS_DENSE: tl.constexpr,
@@ -48,7 +48,7 @@ def move_blocks(
         at = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
         if IS_DENSE:
             group = at
-            is_group = group * BLOCK_ROWS < rows
+            is_group = group * BLOCK_ROWS < row_count
         else:
             is_inside = at < count
             group = tl.load(ids + at, mask=is_inside, other=0) // BLOCK_ROWS
@@ -57,7 +57,7 @@ def move_blocks(
         offsets = tl.arange(0, BLOCK)[None, :]
         id = group * BLOCK_ROWS + offsets // DIM
         columns = offsets % DIM
-        is_number = is_group & (offsets < BLOCK_ROWS * DIM) & (id < rows)
+        is_number = is_group & (offsets < BLOCK_ROWS * DIM) & (id < row_count)
         if IS_DENSE:
             position = id
             is_touched = is_number
@@ -67,7 +67,7 @@ def move_blocks(
             found = tl.load(ids + position, mask=is_number, other=-1)
             is_touched = is_number & (found == id)
         g = gradient(
-            values, ids, order, partials, parameter, ledger, count, position, id, is_touched,
+            entries, ids, order, partials, parameter, ledger, count, position, id, is_touched,
             columns, is_touched, DIM, IS_DENSE, IS_MAXIMIZING, DECAYS,
         )  # fmt: skip
         place = id * DIM + columns

@@ -29,7 +29,7 @@ from .words import bucket_of, mix, store_nearest, store_weights
 
 @triton.jit
 def _add_to(
-    values, ids, order, partials, parameter, ledger, row_values, counters, words, width, count,
+    entries, ids, order, partials, parameter, ledger, row_values, counters, words, width, count,
     first_row, row, part, PARTS: tl.constexpr, MOMENT: tl.constexpr, KIND: tl.constexpr,
     FORM: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, IS_DENSE: tl.constexpr,
     IS_MAXIMIZING: tl.constexpr, DECAYS: tl.constexpr,
@@ -58,7 +58,7 @@ def _add_to(
                 else:
                     mask = columns < DIM
                     x = gradient(
-                        values, ids, order, partials, parameter, ledger, count, at, row_id, one,
+                        entries, ids, order, partials, parameter, ledger, count, at, row_id, one,
                         columns, mask, DIM, IS_DENSE, IS_MAXIMIZING, DECAYS,
                     )  # fmt: skip
                     if MOMENT == slots.SECOND:
@@ -73,7 +73,7 @@ def _add_to(
 
 @triton.jit(do_not_specialize=["count", "first_row", "first_width", "second_width"])
 def add_rows(
-    values, ids, order, partials, parameter, ledger, flag, row_values, first, first_words,
+    entries, ids, order, partials, parameter, ledger, flag, row_values, first, first_words,
     first_width: tl.int64, second, second_words, second_width: tl.int64, count,
     first_row: tl.int64, PARTS: tl.constexpr, FIRST_DEPTH: tl.constexpr,
     SECOND_DEPTH: tl.constexpr, SECOND_KIND: tl.constexpr, SECOND_FORM: tl.constexpr,
@@ -91,8 +91,8 @@ def add_rows(
         if FIRST_DEPTH > 0:
             if (tl.program_id(2) == 0) & (row < FIRST_DEPTH):
                 _add_to(
-                    values, ids, order, partials, parameter, ledger, row_values, first, first_words,
-                    first_width, count, first_row, row, part, PARTS, slots.FIRST, SKETCH, LINEAR,
+                    entries, ids, order, partials, parameter, ledger, row_values, first,
+                    first_words, first_width, count, first_row, row, part, PARTS, slots.FIRST, SKETCH, LINEAR,
                     DIM, BLOCK, IS_DENSE, IS_MAXIMIZING, DECAYS,
                 )  # fmt: skip
         if SECOND_DEPTH > 0:
@@ -101,7 +101,7 @@ def add_rows(
                 is_mine = is_mine & (tl.program_id(0) == 0)
             if is_mine:
                 _add_to(
-                    values, ids, order, partials, parameter, ledger, row_values, second,
+                    entries, ids, order, partials, parameter, ledger, row_values, second,
                     second_words, second_width, count, first_row, row, part, PARTS, slots.SECOND,
                     SECOND_KIND, SECOND_FORM, DIM, BLOCK, IS_DENSE, IS_MAXIMIZING, DECAYS,
                 )  # fmt: skip
@@ -242,7 +242,7 @@ def _median_quotient(
 
 @triton.jit
 def _move_tile(
-    values, ids, order, partials, parameter, ledger, row_values, first, first_words, first_width,
+    entries, ids, order, partials, parameter, ledger, row_values, first, first_words, first_width,
     first_scales, first_book, first_borders, second, second_words, second_width, second_scales,
     second_book, second_borders, count, first_row, at, id, mask, columns, column_mask,
     FIRST_KIND: tl.constexpr, FIRST_FORM: tl.constexpr, FIRST_MODE: tl.constexpr,
@@ -262,7 +262,7 @@ def _move_tile(
         )  # fmt: skip
     else:
         g = gradient(
-            values, ids, order, partials, parameter, ledger, count, at, id, mask, columns,
+            entries, ids, order, partials, parameter, ledger, count, at, id, mask, columns,
             column_mask, DIM, IS_DENSE, IS_MAXIMIZING, DECAYS,
         )  # fmt: skip
         direction = g
@@ -299,7 +299,7 @@ def _move_tile(
 
 @triton.jit(do_not_specialize=["count", "first_row", "first_width", "second_width"])
 def move_rows(
-    values, ids, order, partials, parameter, ledger, flag, row_values, first, first_words,
+    entries, ids, order, partials, parameter, ledger, flag, row_values, first, first_words,
     first_width: tl.int64, first_scales, first_book, first_borders, second, second_words,
     second_width: tl.int64, second_scales, second_book, second_borders, count, first_row: tl.int64,
     FIRST_KIND: tl.constexpr, FIRST_FORM: tl.constexpr, FIRST_MODE: tl.constexpr,
@@ -318,7 +318,7 @@ def move_rows(
             offsets = tl.arange(0, BLOCK)[None, :]
             columns = start + offsets
             _move_tile(
-                values, ids, order, partials, parameter, ledger, row_values, first, first_words,
+                entries, ids, order, partials, parameter, ledger, row_values, first, first_words,
                 first_width, first_scales, first_book, first_borders, second, second_words,
                 second_width, second_scales, second_book, second_borders, count, first_row, at, id,
                 mask, columns, (offsets < STRIDE) & (columns < DIM), FIRST_KIND, FIRST_FORM,
@@ -339,7 +339,7 @@ def move_rows(
 
 @triton.jit(do_not_specialize=["count", "first_row", "first_width", "second_width"])
 def move_rows_in_order(
-    values, ids, order, partials, parameter, ledger, flag, row_values, first, first_words,
+    entries, ids, order, partials, parameter, ledger, flag, row_values, first, first_words,
     first_width: tl.int64, first_scales, first_book, first_borders, second, second_words,
     second_width: tl.int64, second_scales, second_book, second_borders, count, first_row: tl.int64,
     FIRST_KIND: tl.constexpr, FIRST_FORM: tl.constexpr, FIRST_MODE: tl.constexpr,
@@ -362,8 +362,8 @@ def move_rows_in_order(
                 at = tl.full([1, 1], position, tl.int64)
                 row_id = tl.full([1, 1], id, tl.int64)
                 _move_tile(
-                    values, ids, order, partials, parameter, ledger, row_values, first, first_words,
-                    first_width, first_scales, first_book, first_borders, second, second_words,
+                    entries, ids, order, partials, parameter, ledger, row_values, first,
+                    first_words, first_width, first_scales, first_book, first_borders, second, second_words,
                     second_width, second_scales, second_book, second_borders, count, first_row, at,
                     row_id, at >= 0, columns, columns < DIM, FIRST_KIND, FIRST_FORM, FIRST_MODE,
                     FIRST_DEPTH, SECOND_KIND, SECOND_FORM, SECOND_MODE, SECOND_DEPTH, DIM, STRIDE,

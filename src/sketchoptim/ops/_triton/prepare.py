@@ -100,7 +100,7 @@ def _begin_moment(
 
 @triton.jit
 def _sum_pieces(
-    values, ids, order, partials, count, at, DIM: tl.constexpr, STRIDE: tl.constexpr,
+    entries, ids, order, partials, count, at, DIM: tl.constexpr, STRIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Sums the pieces of long runs that start at given positions, but for each run's first."""
@@ -115,7 +115,7 @@ def _sum_pieces(
             columns = start + offsets
             column_mask = (offsets < STRIDE) & (columns < DIM)
             total = piece_sum(
-                values, ids, order, count, at, id, is_piece, columns, column_mask, DIM
+                entries, ids, order, count, at, id, is_piece, columns, column_mask, DIM
             )
             pointers = partials + (at // PIECE) * DIM + columns
             tl.store(pointers, total, mask=is_piece & column_mask)
@@ -129,7 +129,7 @@ def _sum_pieces(
     ]
 )  # fmt: skip
 def begin(
-    ledger, flag, values, ids, order, partials, count,
+    ledger, flag, entries, ids, order, partials, count,
     expected_step: tl.int64, weights_key: tl.int64, step_size: tl.int64, second_root: tl.int64,
     clip: tl.int64, first_beta: tl.int64, second_beta: tl.int64, eps: tl.int64,
     weight_decay: tl.int64, shrink: tl.int64, nesterov: tl.int64, first_weight: tl.int64,
@@ -156,13 +156,13 @@ def begin(
         )  # fmt: skip
     else:
         at = ((program - 1) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
-        _sum_pieces(values, ids, order, partials, count, at, DIM, STRIDE, BLOCK)
+        _sum_pieces(entries, ids, order, partials, count, at, DIM, STRIDE, BLOCK)
 
 
-@triton.jit(do_not_specialize=["count", "rows", "first_row", "second_width"])
+@triton.jit(do_not_specialize=["count", "row_count", "first_row", "second_width"])
 def inspect(
-    values, ids, order, partials, parameter, ledger, flag, row_values,
-    second, second_words, second_width: tl.int64, count, rows: tl.int64, first_row: tl.int64,
+    entries, ids, order, partials, parameter, ledger, flag, row_values,
+    second, second_words, second_width: tl.int64, count, row_count: tl.int64, first_row: tl.int64,
     DIM: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
     IS_DENSE: tl.constexpr, IS_MAXIMIZING: tl.constexpr, DECAYS: tl.constexpr,
     LARGEST: tl.constexpr, IS_CHECKED: tl.constexpr, SECOND_KIND: tl.constexpr,
@@ -172,7 +172,7 @@ def inspect(
     """Raises the flag for bad ids and values; writes the mean squares of rows, or their targets."""
     at = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
     id, is_inside, is_head = ids_at(ids, at, count, IS_DENSE)
-    is_row = (id >= 0) & (id < rows)
+    is_row = (id >= 0) & (id < row_count)
     if any_of(is_inside & ~is_row):
         tl.atomic_or(flag, slots.BAD_IDS)
     mask = is_head & is_row
@@ -183,7 +183,7 @@ def inspect(
         columns = start + offsets
         column_mask = (offsets < STRIDE) & (columns < DIM)
         g = gradient(
-            values, ids, order, partials, parameter, ledger, count, at, id, mask, columns,
+            entries, ids, order, partials, parameter, ledger, count, at, id, mask, columns,
             column_mask, DIM, IS_DENSE, IS_MAXIMIZING, DECAYS,
         )  # fmt: skip
         squares += g * g

@@ -43,21 +43,21 @@ def _is_in_run(ids, at, id, count, mask):
 
 
 @triton.jit
-def _entries(values, order, at, mask, columns, column_mask, DIM: tl.constexpr):
+def _entries(entries, order, at, mask, columns, column_mask, DIM: tl.constexpr):
     """The values of the entries at positions, [rows, columns], float32."""
     entry = tl.load(order + at, mask=mask, other=0)
     both = mask & column_mask
-    return tl.load(values + entry * DIM + columns, mask=both, other=0.0).to(tl.float32)
+    return tl.load(entries + entry * DIM + columns, mask=both, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def piece_sum(values, ids, order, count, at, id, mask, columns, column_mask, DIM: tl.constexpr):
+def piece_sum(entries, ids, order, count, at, id, mask, columns, column_mask, DIM: tl.constexpr):
     """The sums of up to PIECE entries of a run, from given positions on, one after the other."""
-    total = _entries(values, order, at, mask, columns, column_mask, DIM)
+    total = _entries(entries, order, at, mask, columns, column_mask, DIM)
     offset = 1
     more = _is_in_run(ids, at + 1, id, count, mask)
     while (offset < PIECE) & any_of(more):
-        total += _entries(values, order, at + offset, more, columns, column_mask, DIM)
+        total += _entries(entries, order, at + offset, more, columns, column_mask, DIM)
         offset += 1
         more = _is_in_run(ids, at + offset, id, count, more)
     return total
@@ -65,15 +65,15 @@ def piece_sum(values, ids, order, count, at, id, mask, columns, column_mask, DIM
 
 @triton.jit
 def row_sum(
-    values, ids, order, partials, count, at, id, mask, columns, column_mask,
+    entries, ids, order, partials, count, at, id, mask, columns, column_mask,
     DIM: tl.constexpr, IS_DENSE: tl.constexpr,
 ):  # fmt: skip
     """The summed entries of the rows at given heads, [rows, columns], float32."""
     if IS_DENSE:
-        pointers = values + at * DIM + columns
+        pointers = entries + at * DIM + columns
         return tl.load(pointers, mask=mask & column_mask, other=0.0).to(tl.float32)
     else:
-        total = piece_sum(values, ids, order, count, at, id, mask, columns, column_mask, DIM)
+        total = piece_sum(entries, ids, order, count, at, id, mask, columns, column_mask, DIM)
         piece = at + PIECE
         more = _is_in_run(ids, piece, id, count, mask)
         while any_of(more):
@@ -86,12 +86,12 @@ def row_sum(
 
 @triton.jit
 def gradient(
-    values, ids, order, partials, parameter, ledger, count, at, id, mask, columns, column_mask,
+    entries, ids, order, partials, parameter, ledger, count, at, id, mask, columns, column_mask,
     DIM: tl.constexpr, IS_DENSE: tl.constexpr, IS_MAXIMIZING: tl.constexpr, DECAYS: tl.constexpr,
 ):  # fmt: skip
     """The gradients of rows as they reach the moments."""
     g = row_sum(
-        values, ids, order, partials, count, at, id, mask, columns, column_mask, DIM, IS_DENSE
+        entries, ids, order, partials, count, at, id, mask, columns, column_mask, DIM, IS_DENSE
     )
     if IS_MAXIMIZING:
         g = -g
