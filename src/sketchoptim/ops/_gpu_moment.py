@@ -118,7 +118,7 @@ class GpuMoment:
 
     def codes(self, name: str) -> dict[str, Any]:
         return {
-            f"{name}_scales": self.scales,
+            f"{name}_units": self.scales,
             f"{name}_book": self.book,
             f"{name}_borders": self.borders,
         }

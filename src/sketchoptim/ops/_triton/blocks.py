@@ -35,8 +35,8 @@ def _move_block(
 
 @triton.jit(do_not_specialize=["count", "row_count", "first_row"])
 def move_blocks(
-    entries, ids, order, partials, parameter, ledger, flag, first, first_scales, first_book,
-    first_borders, second, second_scales, second_book, second_borders, count, row_count: tl.int64,
+    entries, ids, order, partials, parameter, ledger, flag, first, first_units, first_book,
+    first_borders, second, second_units, second_book, second_borders, count, row_count: tl.int64,
     first_row: tl.int64, FIRST_KIND: tl.constexpr, FIRST_MODE: tl.constexpr,
     SECOND_KIND: tl.constexpr, SECOND_MODE: tl.constexpr, BLOCK_ROWS: tl.constexpr,
     DIM: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, IS_DENSE: tl.constexpr,
@@ -74,7 +74,7 @@ def move_blocks(
         direction = g
         if FIRST_KIND != NONE:
             direction = _move_block(
-                first, first_scales, first_book, first_borders, ledger, group, place, is_number,
+                first, first_units, first_book, first_borders, ledger, group, place, is_number,
                 is_touched, g, slots.FIRST, FIRST_KIND, FIRST_MODE,
             )  # fmt: skip
             if HAS_NESTEROV:
@@ -82,7 +82,7 @@ def move_blocks(
         square = g
         if SECOND_KIND != NONE:
             square = _move_block(
-                second, second_scales, second_book, second_borders, ledger, group, place,
+                second, second_units, second_book, second_borders, ledger, group, place,
                 is_number, is_touched, g * g, slots.SECOND, SECOND_KIND, SECOND_MODE,
             )  # fmt: skip
         direction = direction_of(ledger, direction, square, SECOND_KIND != NONE, HAS_ROOT, HAS_CLIP)

@@ -92,8 +92,8 @@ def add_rows(
             if (tl.program_id(2) == 0) & (row < FIRST_DEPTH):
                 _add_to(
                     entries, ids, order, partials, parameter, ledger, row_values, first,
-                    first_words, first_width, count, first_row, row, part, PARTS, slots.FIRST, SKETCH, LINEAR,
-                    DIM, BLOCK, IS_DENSE, IS_MAXIMIZING, DECAYS,
+                    first_words, first_width, count, first_row, row, part, PARTS, slots.FIRST,
+                    SKETCH, LINEAR, DIM, BLOCK, IS_DENSE, IS_MAXIMIZING, DECAYS,
                 )  # fmt: skip
         if SECOND_DEPTH > 0:
             is_mine = (tl.program_id(2) == 1) & (row < SECOND_DEPTH)
@@ -243,7 +243,7 @@ def _median_quotient(
 @triton.jit
 def _move_tile(
     entries, ids, order, partials, parameter, ledger, row_values, first, first_words, first_width,
-    first_scales, first_book, first_borders, second, second_words, second_width, second_scales,
+    first_units, first_book, first_borders, second, second_words, second_width, second_units,
     second_book, second_borders, count, first_row, at, id, mask, columns, column_mask,
     FIRST_KIND: tl.constexpr, FIRST_FORM: tl.constexpr, FIRST_MODE: tl.constexpr,
     FIRST_DEPTH: tl.constexpr, SECOND_KIND: tl.constexpr, SECOND_FORM: tl.constexpr,
@@ -268,7 +268,7 @@ def _move_tile(
         direction = g
         if FIRST_KIND != NONE:
             direction = _move_moment(
-                first, first_words, first_width, first_scales, first_book, first_borders,
+                first, first_words, first_width, first_units, first_book, first_borders,
                 row_values, ledger, at, id, hashed, columns, both, g, slots.FIRST, FIRST_KIND,
                 FIRST_FORM, FIRST_MODE, FIRST_DEPTH, DIM, STRIDE,
             )  # fmt: skip
@@ -284,7 +284,7 @@ def _move_tile(
                 square = tl.load(row_values + at, mask=mask, other=0.0)
         else:
             square = _move_moment(
-                second, second_words, second_width, second_scales, second_book, second_borders,
+                second, second_words, second_width, second_units, second_book, second_borders,
                 row_values, ledger, at, id, hashed, columns, both, g * g, slots.SECOND, SECOND_KIND,
                 SECOND_FORM, SECOND_MODE, SECOND_DEPTH, DIM, STRIDE,
             )  # fmt: skip
@@ -300,8 +300,8 @@ def _move_tile(
 @triton.jit(do_not_specialize=["count", "first_row", "first_width", "second_width"])
 def move_rows(
     entries, ids, order, partials, parameter, ledger, flag, row_values, first, first_words,
-    first_width: tl.int64, first_scales, first_book, first_borders, second, second_words,
-    second_width: tl.int64, second_scales, second_book, second_borders, count, first_row: tl.int64,
+    first_width: tl.int64, first_units, first_book, first_borders, second, second_words,
+    second_width: tl.int64, second_units, second_book, second_borders, count, first_row: tl.int64,
     FIRST_KIND: tl.constexpr, FIRST_FORM: tl.constexpr, FIRST_MODE: tl.constexpr,
     FIRST_DEPTH: tl.constexpr, SECOND_KIND: tl.constexpr, SECOND_FORM: tl.constexpr,
     SECOND_MODE: tl.constexpr, SECOND_DEPTH: tl.constexpr, IS_RAISED: tl.constexpr,
@@ -319,8 +319,8 @@ def move_rows(
             columns = start + offsets
             _move_tile(
                 entries, ids, order, partials, parameter, ledger, row_values, first, first_words,
-                first_width, first_scales, first_book, first_borders, second, second_words,
-                second_width, second_scales, second_book, second_borders, count, first_row, at, id,
+                first_width, first_units, first_book, first_borders, second, second_words,
+                second_width, second_units, second_book, second_borders, count, first_row, at, id,
                 mask, columns, (offsets < STRIDE) & (columns < DIM), FIRST_KIND, FIRST_FORM,
                 FIRST_MODE, FIRST_DEPTH, SECOND_KIND, SECOND_FORM, SECOND_MODE, SECOND_DEPTH, DIM,
                 STRIDE, IS_DENSE, IS_MAXIMIZING, DECAYS, HAS_NESTEROV, HAS_ROOT, HAS_CLIP, IS_RATIO,
@@ -340,8 +340,8 @@ def move_rows(
 @triton.jit(do_not_specialize=["count", "first_row", "first_width", "second_width"])
 def move_rows_in_order(
     entries, ids, order, partials, parameter, ledger, flag, row_values, first, first_words,
-    first_width: tl.int64, first_scales, first_book, first_borders, second, second_words,
-    second_width: tl.int64, second_scales, second_book, second_borders, count, first_row: tl.int64,
+    first_width: tl.int64, first_units, first_book, first_borders, second, second_words,
+    second_width: tl.int64, second_units, second_book, second_borders, count, first_row: tl.int64,
     FIRST_KIND: tl.constexpr, FIRST_FORM: tl.constexpr, FIRST_MODE: tl.constexpr,
     FIRST_DEPTH: tl.constexpr, SECOND_KIND: tl.constexpr, SECOND_FORM: tl.constexpr,
     SECOND_MODE: tl.constexpr, SECOND_DEPTH: tl.constexpr, IS_RAISED: tl.constexpr,
@@ -363,8 +363,8 @@ def move_rows_in_order(
                 row_id = tl.full([1, 1], id, tl.int64)
                 _move_tile(
                     entries, ids, order, partials, parameter, ledger, row_values, first,
-                    first_words, first_width, first_scales, first_book, first_borders, second, second_words,
-                    second_width, second_scales, second_book, second_borders, count, first_row, at,
+                    first_words, first_width, first_units, first_book, first_borders, second,
+                    second_words, second_width, second_units, second_book, second_borders, count, first_row, at,
                     row_id, at >= 0, columns, columns < DIM, FIRST_KIND, FIRST_FORM, FIRST_MODE,
                     FIRST_DEPTH, SECOND_KIND, SECOND_FORM, SECOND_MODE, SECOND_DEPTH, DIM, STRIDE,
                     IS_DENSE, IS_MAXIMIZING, DECAYS, HAS_NESTEROV, HAS_ROOT, HAS_CLIP, IS_RATIO,
