@@ -98,6 +98,9 @@ def build_app() -> "typer.Typer":
         ] = 4096,
         beta2: Annotated[float | None, typer.Option(help="Decay of the second moment.")] = None,
         steps: Annotated[int, typer.Option(min=1, help="Of training.")] = 10_000,
+        ranks: Annotated[
+            int, typer.Option(min=1, help="Processes that divide the rows; bytes are of one.")
+        ] = 1,
         json: Annotated[
             Path | None, typer.Option(dir_okay=False, help="File for the plan: so.Plan.from_json.")
         ] = None,
@@ -113,6 +116,7 @@ def build_app() -> "typer.Typer":
             ids_per_step=ids_per_step,
             beta2=beta2,
             steps=steps,
+            ranks=ranks,
         )
         typer.echo(chosen)
         if json is not None:

@@ -1,5 +1,7 @@
 """`sketchoptim doctor`: which backend runs, and why."""
 
+import os
+
 import pytest
 from typer.testing import CliRunner
 
@@ -22,3 +24,9 @@ def test_doctor_says_why_the_native_kernels_do_not_run(monkeypatch: pytest.Monke
     backend = findings()["cpu backend"]
     assert "reference kernels" in backend
     assert f"libsketchoptim_{_native.level()}.so was not built" in backend
+
+
+def test_doctor_says_what_tables_in_files_find_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "rows are read alone; reserve=True works" in findings()["tables in files"]
+    monkeypatch.delattr(os, "posix_fallocate")
+    assert "reserve=True is refused" in findings()["tables in files"]

@@ -391,3 +391,52 @@ def test_a_file_with_tables_that_look_up_nothing_is_refused(tmp_path):
     path.write_text('[[tables]]\nname = "words"\nshape = [1000, 8]\nids_per_step = 0\n')
     with pytest.raises(ValueError, match="ids_per_step must be >= 1, got 0"):
         so.plan(path, "10%")
+
+
+# -- tables in files and on several ranks ------------------------------------------------------
+
+
+def test_a_table_in_a_file_is_planned_with_its_bytes_on_disk_and_in_a_step(tmp_path):
+    table = so.nn.FileEmbedding(tmp_path / "items.bin", 50_000, 256)
+    model = nn.ModuleDict({"goods": table, "score": nn.Linear(256, 1)})
+    plan = so.plan(model, "1MB", zipf=0, ids_per_step=100)
+    goods = next(p for p in plan.parameters if p.name == "goods.weight")
+    assert (goods.file_bytes, plan.file_bytes) == (table.nbytes, table.nbytes)
+    assert goods.paged_bytes == 100 * 4096  # a row of 1,024 bytes is in one page
+    assert goods.state_bytes <= 0.55 * 50_000
+    assert "goods.weight: 51,200,000 bytes of weights in a file" in str(plan)
+    assert so.plan(so.Adam(model.named_parameters()), 1.0, tables=[table.weight]).file_bytes
+
+
+def test_rows_that_lie_across_pages_take_more_of_them(tmp_path):
+    shapes = tmp_path / "shapes.toml"
+    listed = '[[tables]]\nname = "t"\nshape = [1_000_000, 1536]\nzipf = 0.0\nin_file = true\n'
+    shapes.write_text(listed, encoding="utf-8")
+    (found,) = so.plan(shapes, "1MB", ids_per_step=1000).parameters
+    # 6,144 bytes that begin at a multiple of 2,048 are always in two pages
+    assert found.paged_bytes == pytest.approx(2 * 1000 * 4096, rel=0.001)
+
+
+def test_a_table_in_a_file_is_not_divided_among_ranks(tmp_path):
+    table = so.nn.FileEmbedding(tmp_path / "items.bin", 5_000, 4)
+    with pytest.raises(ValueError, match=r"ranks must be 1 for a table in a file, .* got 2"):
+        so.plan(table, 1.0, ranks=2)
+
+
+def test_a_rank_holds_its_rows_of_arrays_and_the_whole_of_a_sketch():
+    shapes = [("table", (1_000_001, 64)), ("small", (1_000, 64))]
+    one, four = (so.plan(shapes, "10MB", finest="default", ranks=ranks) for ranks in (1, 4))
+    table, small = four.parameters
+    assert table.parameter_bytes == 250_001 * 64 * 4
+    assert table.state_bytes == one.parameters[0].state_bytes
+    assert table.sent_bytes == pytest.approx(2 * 3 / 4 * table.state_bytes, rel=0.001)
+    assert (small.state_bytes, small.sent_bytes) == (4 * 250, 0)
+    assert small.exact_bytes == 2 * 4 * 250 * 64
+    assert one.sent_bytes == 0
+    assert "Bytes are those of one of 4 ranks" in str(four)
+
+
+def test_a_storage_that_ranks_cannot_divide_is_refused():
+    paper = so.Sketched(granularity="element", decay="paper")
+    with pytest.raises(ValueError, match="the first moment must be one that ranks can divide"):
+        so.plan([("table", (5_000, 8))], 1.0, first=paper, ranks=2)

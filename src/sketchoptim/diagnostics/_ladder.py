@@ -1,6 +1,7 @@
 """The memories that a parameter may get, from the smallest to the largest that is offered."""
 
 import math
+import mmap
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
@@ -11,9 +12,9 @@ from numpy.typing import NDArray
 from .._validation import check_choice
 from ..moments import Name, Table
 from ..storage import PRESETS, Exact, Granularity, Memory, RowWise, Sketched, Storage
-from ._memory_report import declared_bytes
 from ._plan import PlannedParameter
 from ._prediction import NO_ERROR, PredictedError, Workload, predicted_error
+from ._ranks import RankBytes, rank_bytes, rows_of_rank
 from ._shapes import ParameterShape
 
 Finest = Literal["default", "array"]
@@ -40,6 +41,7 @@ class Offer:
         finest: The upper limit for every table.
         first: A storage for the first moment.
         fill: The number that moments start from.
+        ranks: Processes that divide the rows of every parameter; bytes are those of one of them.
     """
 
     names: tuple[Name, ...]
@@ -48,6 +50,7 @@ class Offer:
     fold_when: float | None
     finest: Finest
     fill: float
+    ranks: int = 1
 
     def __post_init__(self) -> None:
         check_choice("finest", self.finest, get_args(Finest))
@@ -81,12 +84,28 @@ class Offer:
         return RowWise() if self.granularity == "row" else Exact()
 
     def moment_bytes(self, parameter: ParameterShape, memory: Memory) -> dict[str, int]:
-        """The bytes of each moment, as its storage declares them."""
+        """The bytes of each moment on a rank, as its storage declares them."""
+        return {name: found.state for name, found in self._rank_bytes(parameter, memory).items()}
+
+    def sent_bytes(self, parameter: ParameterShape, memory: Memory) -> int:
+        """The bytes that a rank sends in a step so that all ranks keep the same moments."""
+        return sum(found.sent for found in self._rank_bytes(parameter, memory).values())
+
+    def parameter_bytes(self, parameter: ParameterShape) -> int:
+        """The bytes of the weights on a rank."""
+        if not parameter.shape:
+            return parameter.nbytes
+        rows = rows_of_rank(parameter.shape[0], self.ranks)
+        return rows * math.prod(parameter.shape[1:]) * parameter.dtype.itemsize
+
+    def _rank_bytes(self, parameter: ParameterShape, memory: Memory) -> dict[str, RankBytes]:
         table = Table(torch.Size(parameter.shape), parameter.dtype, torch.device("meta"))
-        found: dict[str, int] = {}
+        found: dict[str, RankBytes] = {}
         for name in self.names:
             storage: Storage | None = getattr(memory, name)
-            found[name] = 0 if storage is None else declared_bytes(storage, name, table, self.fill)
+            found[name] = RankBytes(0, 0)
+            if storage is not None:
+                found[name] = rank_bytes(storage, name, table, ranks=self.ranks, fill=self.fill)
         return found
 
     def exact_bytes(self, parameter: ParameterShape) -> int:
@@ -164,14 +183,27 @@ class Ladder:
         return PlannedParameter(
             name=parameter.name,
             shape=parameter.shape,
-            parameter_bytes=parameter.nbytes,
+            parameter_bytes=self.offer.parameter_bytes(parameter),
             moment_bytes=self.offer.moment_bytes(parameter, memory or _EXACT),
             exact_bytes=self.offer.exact_bytes(parameter),
             memory=memory,
             error=self.error(number),
             exponent=None if self.workload is None else self.workload.frequencies.exponent,
             reason=self._reason(number),
+            sent_bytes=self.offer.sent_bytes(parameter, memory or _EXACT),
+            file_bytes=parameter.nbytes if parameter.is_in_file else 0,
+            paged_bytes=self._paged_bytes(),
         )
+
+    def _paged_bytes(self) -> int:
+        """The bytes of a file's pages that hold the rows of a step, if no two rows share a page."""
+        if self.workload is None or not self.parameter.is_in_file:
+            return 0
+        size = self.parameter.nbytes // self.parameter.shape[0]
+        # A row may begin anywhere in a page, at multiples of this.
+        pages = 1 + (size - math.gcd(size, mmap.PAGESIZE)) / mmap.PAGESIZE
+        touched = self.workload.distinct_rows()
+        return min(self.parameter.nbytes, math.ceil(touched * pages) * mmap.PAGESIZE)
 
     def _reason(self, number: int) -> str:
         memory, sketch, _ = self.rungs[number]

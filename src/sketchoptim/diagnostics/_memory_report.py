@@ -3,12 +3,12 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from .. import moments
-from ..moments import Name, Table
+from ..moments import Table
 from ..optim._names import named_parameters
 from ..optim._state import parts_of
 from ..optim.base import Optimizer
-from ..storage import PRESETS, Storage
+from ..storage import PRESETS
+from ._ranks import rank_bytes
 from ._text_table import text_table
 
 
@@ -74,11 +74,6 @@ def memory_report(optimizer: Optimizer | Iterable[Optimizer]) -> MemoryReport:
     return MemoryReport(tuple(found for one in several for found in _parameters(one)))
 
 
-def declared_bytes(storage: Storage, name: Name, table: Table, fill: float = 0.0) -> int:
-    """The bytes of a fresh moment, as its parts are declared."""
-    return sum(part.nbytes(table.dtype) for part in moments.declare(storage, name, table, fill))
-
-
 def _parameters(optimizer: Optimizer) -> Iterator[ParameterMemory]:
     for name, parameter, group in named_parameters(optimizer):
         state = optimizer.state.get(parameter, {})
@@ -90,7 +85,7 @@ def _parameters(optimizer: Optimizer) -> Iterator[ParameterMemory]:
         if state or parameter.requires_grad:
             table = Table(parameter.shape, parameter.dtype, parameter.device)
             exact = optimizer.storages(group, PRESETS["exact"])
-            exact_bytes = sum(declared_bytes(exact[moment], moment, table) for moment in exact)
+            exact_bytes = sum(rank_bytes(exact[moment], moment, table).state for moment in exact)
         yield ParameterMemory(
             name=name,
             shape=tuple(parameter.shape),

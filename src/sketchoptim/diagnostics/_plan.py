@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,12 @@ class PlannedParameter(ParameterMemory):
     exponent: float | None
     """The Zipf exponent of a table's row frequencies, measured or assumed."""
     reason: str
+    sent_bytes: int
+    """What a rank sends in a step so that all ranks keep the same state."""
+    file_bytes: int
+    """Of the weights, where they live in a file (`so.nn.FileEmbedding`); else 0."""
+    paged_bytes: int
+    """Of the file's pages that a step reads and writes, at most."""
 
     def to_dict(self) -> dict[str, Any]:
         """The planned parameter in dicts, lists, numbers and strings."""
@@ -68,6 +75,17 @@ class Plan(MemoryReport):
     optimizer: str
     """The name of the optimizer that it is for, such as "Adam"."""
     budget_bytes: int
+    ranks: int
+    """Processes that divide the rows of the parameters; all bytes are those of one of them."""
+
+    @property
+    def sent_bytes(self) -> int:
+        return sum(parameter.sent_bytes for parameter in self.parameters)
+
+    @property
+    def file_bytes(self) -> int:
+        """Of all weights that live in files."""
+        return sum(parameter.file_bytes for parameter in self.parameters)
 
     @property
     def memory(self) -> dict[str, Memory]:
@@ -106,6 +124,7 @@ class Plan(MemoryReport):
         plain = {
             "optimizer": self.optimizer,
             "budget_bytes": self.budget_bytes,
+            "ranks": self.ranks,
             "parameters": [parameter.to_dict() for parameter in self.parameters],
         }
         return json.dumps(plain, indent=2) + "\n"
@@ -156,7 +175,22 @@ class Plan(MemoryReport):
             lines.append((p.name, shape, kept, p.reason, *sizes))
         totals = (f"{self.state_bytes:,}", f"{self.ratio:.3%}", "", "", "")
         lines.append(("total", "", "", f"of {self.budget_bytes:,} allowed", *totals))
-        return f"{text_table(lines, left=4)}\n{_LEGEND}"
+        return "\n".join([text_table(lines, left=4), *self._notes(), _LEGEND])
+
+    def _notes(self) -> Iterator[str]:
+        """What the columns do not say: tables in files, and what ranks hold and send."""
+        for p in self.parameters:
+            if p.file_bytes:
+                yield (
+                    f"{p.name}: {p.file_bytes:,} bytes of weights in a file, of which a step reads "
+                    f"and writes pages of {p.paged_bytes:,} bytes at most. The state is in memory."
+                )
+        if self.ranks > 1:
+            weights = sum(p.parameter_bytes for p in self.parameters)
+            yield (
+                f"Bytes are those of one of {self.ranks:,} ranks. It also holds {weights:,} bytes "
+                f"of weights, and sends {self.sent_bytes:,} bytes a step for the state."
+            )
 
 
 def _built(key: str, value: object, where: str) -> Memory | PredictedError | None:

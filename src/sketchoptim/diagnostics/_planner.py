@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._validation import check_positive_int
 from ..moments import Name
 from ..optim import OPTIMIZERS, Optimizer
 from ..storage import PRESETS, Granularity, Storage
@@ -46,6 +47,7 @@ def plan(
     fold_when: float | None = None,
     beta2: float | None = None,
     steps: int = 10_000,
+    ranks: int = 1,
 ) -> Plan:
     """A storage for each table: those that fit the budget with the least predicted error.
 
@@ -64,7 +66,8 @@ def plan(
     Args:
         model_or_shapes: A model, also on the meta device; an optimizer; (name, shape) pairs; or a
             TOML or JSON file with a list of ``tables`` and one of ``dense`` parameters, each with
-            ``name`` and ``shape``; a table may also have ``zipf``, ``counts`` or ``ids_per_step``.
+            ``name`` and ``shape``; a table may also have ``zipf``, ``counts``, ``ids_per_step`` or
+            ``in_file``.
         budget: Bytes for the whole state: an int, or "200MB", "1.5GiB"; or a share of the exact
             state: a float up to 1, or "5%".
         optimizer: The name of one of our optimizers; "SGD" is planned with momentum. By default the
@@ -83,6 +86,9 @@ def plan(
             this bound (`Sketched`); they start at the plan's widths.
         beta2: Decay of the second moment; by default that of the optimizer.
         steps: Training steps after which errors are predicted.
+        ranks: Processes that divide the rows of every parameter (FSDP2, DTensor's ``Shard(0)``).
+            Budget and bytes are those of one of them. Arrays are divided, sketches are not: all
+            ranks keep the same, and send bytes for that in each step.
 
     >>> shapes = [("embedding", (33_278, 256)), ("softmax", (33_278, 256))]
     >>> chosen = plan(shapes, "50KB")
@@ -95,6 +101,13 @@ def plan(
     """
     example = _example_optimizer(model_or_shapes, optimizer)
     parameters = parameter_shapes(model_or_shapes, tables)
+    check_positive_int("ranks", ranks)
+    in_files = [parameter.name for parameter in parameters if parameter.is_in_file]
+    if ranks > 1 and in_files:
+        raise ValueError(
+            f"ranks must be 1 for a table in a file, which one process trains, got {ranks} for "
+            f"{in_files[0]!r}"
+        )
     offer = Offer(
         names=_moment_names(model_or_shapes, example),
         granularity=granularity,
@@ -102,6 +115,7 @@ def plan(
         fold_when=fold_when,
         finest=finest,
         fill=example.fill(example.param_groups[0]),
+        ranks=ranks,
     )
     allowed = budget_bytes(budget, sum(map(offer.exact_bytes, parameters)))
     decay = _decay(example) if beta2 is None else beta2
@@ -110,7 +124,7 @@ def plan(
     ladders = [Ladder.of(parameter, offer, known.workload(parameter)) for parameter in parameters]
     chosen = _allocate(ladders, allowed)
     planned = (ladder.plan_at(rung) for ladder, rung in zip(ladders, chosen, strict=True))
-    return Plan(tuple(planned), type(example).__name__, allowed)
+    return Plan(tuple(planned), type(example).__name__, allowed, ranks)
 
 
 def budget_bytes(budget: int | float | str, exact_bytes: int) -> int:

@@ -77,6 +77,11 @@ class Workload:
         if not 0 <= self.decay <= 1:
             raise ValueError(f"decay, which is beta2, must be in [0, 1], got {self.decay}")
 
+    def distinct_rows(self) -> float:
+        """How many rows a step is expected to touch."""
+        rows, shares = np.array(self.frequencies.rows), np.array(self.frequencies.shares)
+        return float(rows @ -np.expm1(self.ids_per_step * np.log1p(-np.minimum(shares, 1 - 1e-15))))
+
 
 class _System(NamedTuple):
     """The small sketch: classes of rows, and the buckets that they share."""

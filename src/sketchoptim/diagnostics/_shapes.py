@@ -32,6 +32,8 @@ class ParameterShape:
     """Whether its state is to be compressed, as that of parameters with sparse gradients."""
     frequencies: RowFrequencies | None = None
     ids_per_step: int | None = None
+    is_in_file: bool = False
+    """Whether its weights live in a file, as those of `so.nn.FileEmbedding` do."""
 
     def __post_init__(self) -> None:
         if not all(isinstance(size, int) and size >= 0 for size in self.shape):
@@ -157,7 +159,11 @@ def _check_has_gradients(source: Source) -> None:
 
 def _of_tensor(name: str, parameter: Tensor, is_table: bool) -> ParameterShape:
     return ParameterShape(
-        name=name, shape=tuple(parameter.shape), dtype=parameter.dtype, is_table=is_table
+        name=name,
+        shape=tuple(parameter.shape),
+        dtype=parameter.dtype,
+        is_table=is_table,
+        is_in_file=hasattr(parameter, "table_file"),
     )
 
 
@@ -192,6 +198,7 @@ class _Entry:
     zipf: float | None = None
     counts: str | None = None
     ids_per_step: int | None = None
+    in_file: bool = False
 
 
 def _of_entry(entry: _Entry, folder: Path, *, is_table: bool) -> ParameterShape:
@@ -201,6 +208,7 @@ def _of_entry(entry: _Entry, folder: Path, *, is_table: bool) -> ParameterShape:
         dtype=getattr(torch, entry.dtype),
         is_table=is_table,
         ids_per_step=entry.ids_per_step,
+        is_in_file=entry.in_file,
     )
     if not is_table:
         return parameter

@@ -118,7 +118,8 @@ class FileEmbedding(nn.Module):
         # An optimizer's deep copy would copy the parameter by itself. It stays a plain
         # nn.Parameter, which the kernels ask for, so the refusal is the object's own.
         refuse = functools.partial(_refuse_copy, self.path, self.nbytes)
-        vars(self.weight).update(__deepcopy__=refuse, __reduce_ex__=refuse)
+        # The planner knows by `table_file` that the weights are not in memory.
+        vars(self.weight).update(__deepcopy__=refuse, __reduce_ex__=refuse, table_file=self.path)
 
     def table_parameters(self) -> list[nn.Parameter]:
         """The parameter with a row for each id, which `so.find_tables` looks for."""
