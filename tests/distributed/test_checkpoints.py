@@ -1,0 +1,203 @@
+"""torch.distributed.checkpoint: state saved on some number of processes, loaded on another."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from language_models import LanguageModel, batches, train
+from ranks import on_ranks, world
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    get_state_dict,
+    set_optimizer_state_dict,
+    set_state_dict,
+)
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+import sketchoptim as so
+
+Wrap = Callable[[nn.Module], nn.Module]
+WRAPS: dict[str, Wrap] = {
+    "fsdp": fully_shard,
+    "ddp": DistributedDataParallel,
+    "one process": lambda model: model,
+}
+FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
+
+
+class Run:
+    """A model, wrapped, and its optimizer: tables lean, hidden layers in 8 bits or exact."""
+
+    def __init__(self, wrap: str, rest: str = "exact") -> None:
+        self.model = WRAPS[wrap](LanguageModel())
+        groups = so.param_groups(self.model, rest=rest)
+        self.optimizer = so.AdamW(groups, lr=0.01)
+
+    def train(self, count: int, *, start: int = 0) -> "Run":
+        train(self.model, self.optimizer, batches(count, start=start))
+        return self
+
+    def save(self, folder: Path, options: StateDictOptions | None = None) -> None:
+        model, optimizer = get_state_dict(self.model, self.optimizer, options=options)
+        dcp.save({"model": model, "optimizer": optimizer}, checkpoint_id=folder)
+
+    def load(self, folder: Path, options: StateDictOptions | None = None) -> "Run":
+        model, optimizer = get_state_dict(self.model, self.optimizer, options=options)
+        saved = {"model": model, "optimizer": optimizer}
+        dcp.load(saved, checkpoint_id=folder)
+        set_state_dict(
+            self.model,
+            self.optimizer,
+            model_state_dict=saved["model"],
+            optim_state_dict=saved["optimizer"],
+            options=options,
+        )
+        return self
+
+    def numbers(self) -> dict[str, torch.Tensor]:
+        """Weights and state, whole, by name."""
+        found = {}
+        state = get_optimizer_state_dict(self.model, self.optimizer)["state"]
+        names = [name.removeprefix("module.") for name, _ in self.model.named_parameters()]
+        for name, parameter in zip(names, self.model.parameters(), strict=True):
+            found[name] = whole(parameter.detach()).clone()
+            for key, value in state.get(name, {}).items():
+                found[f"{name}.{key}"] = whole(torch.as_tensor(value)).clone()
+        return found
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def check_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    assert [key for key in found if not torch.equal(found[key], expected[key])] == []
+
+
+@on_ranks(8)
+def test_a_checkpoint_of_four_processes_loads_on_any_number_and_back(folder: Path):
+    with world(4) as is_member:
+        if is_member:
+            run = Run("fsdp").train(3)
+            run.save(folder / "four")
+            numbers = run.numbers()
+            if dist.get_rank() == 0:
+                torch.save(numbers, folder / "numbers.pt")
+    dist.barrier()
+    expected = torch.load(folder / "numbers.pt")
+    for count, wrap in ((8, "fsdp"), (2, "fsdp"), (2, "ddp"), (1, "one process"), (1, "fsdp")):
+        place = folder / f"{count}-{wrap}"
+        with world(count) as is_member:
+            if is_member:
+                run = Run(wrap).load(folder / "four")
+                check_same(run.numbers(), expected)
+                run.save(place)
+        dist.barrier()
+        with world(4) as is_member:
+            if is_member:
+                check_same(Run("fsdp").load(place).numbers(), expected)
+
+
+@on_ranks(2)
+def test_training_goes_on_bit_for_bit(folder: Path):
+    for rest in ("exact", "8-bit"):
+        unbroken = Run("fsdp", rest).train(6)
+        Run("fsdp", rest).train(3).save(folder / rest)
+        resumed = Run("fsdp", rest).load(folder / rest).train(3, start=3)
+        check_same(resumed.numbers(), unbroken.numbers())
+
+
+@on_ranks(2)
+def test_flat_and_asynchronous_checkpoints_restore_the_same(folder: Path):
+    run = Run("fsdp").train(3)
+    run.save(folder / "flat", FLAT)
+    check_same(Run("fsdp").load(folder / "flat", FLAT).numbers(), run.numbers())
+    expected = run.numbers()
+    model, optimizer = get_state_dict(run.model, run.optimizer)
+    saving = dcp.async_save(
+        {"model": model, "optimizer": optimizer},
+        checkpoint_id=folder / "later",
+        process_group=dist.new_group(),  # its collectives must not meet those of the training
+    )
+    run.train(1)
+    saving.result()
+    check_same(Run("fsdp").load(folder / "later").numbers(), expected)
+
+
+@on_ranks(2)
+def test_a_full_state_is_broadcast_from_the_first_process():
+    run = Run("fsdp").train(3)
+    state = get_optimizer_state_dict(
+        run.model, run.optimizer, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
+    )
+    fresh = Run("fsdp")
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    set_optimizer_state_dict(
+        fresh.model,
+        fresh.optimizer,
+        optim_state_dict=state if dist.get_rank() == 0 else {},
+        options=options,
+    )
+    found, expected = fresh.numbers(), run.numbers()
+    states = {key for key in expected if key.count(".") > 1}
+    check_same({key: found[key] for key in states}, {key: expected[key] for key in states})
+
+
+@on_ranks(2)
+def test_the_state_of_one_process_loads_into_divided_tables_by_itself():
+    one = Run("one process").train(3)
+    many = Run("fsdp")
+    many.optimizer.load_state_dict(one.optimizer.state_dict())
+    found, expected = many.numbers(), one.numbers()
+    states = {key for key in expected if key.count(".") > 1}
+    check_same({key: found[key] for key in states}, {key: expected[key] for key in states})
+
+
+@on_ranks(2)
+def test_asking_for_state_changes_none():
+    run = Run("fsdp")
+    untouched = Run("fsdp").train(3).numbers()
+    for _ in range(2):
+        get_optimizer_state_dict(run.model, run.optimizer)
+        assert all(state["step"] == 0 for state in run.optimizer.state.values())
+    run.train(2)
+    before = run.numbers()
+    get_state_dict(run.model, run.optimizer)
+    check_same(run.numbers(), before)
+    check_same(run.train(1, start=2).numbers(), untouched)
+
+
+@on_ranks(2)
+def test_a_sparse_table_whose_group_names_no_memory_is_not_made_exact(folder: Path):
+    def built() -> tuple[nn.Module, so.Adam]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Embedding(2000, 8, sparse=True), nn.Linear(8, 1))
+        model = DistributedDataParallel(model)
+        return model, so.Adam(model.parameters(), lr=0.01)
+
+    def step(model: nn.Module, optimizer: so.Adam) -> None:
+        optimizer.zero_grad()
+        model(torch.arange(10) * 7).sum().backward()
+        optimizer.step()
+
+    model, optimizer = built()
+    get_optimizer_state_dict(model, optimizer)
+    step(model, optimizer)
+    table = model.module[0].weight
+    assert sum(it.nbytes for it in optimizer.state[table].values() if torch.is_tensor(it)) < 2000
+    dcp.save({"optimizer": get_optimizer_state_dict(model, optimizer)}, checkpoint_id=folder)
+    fresh, loaded = built()
+    state = {"optimizer": get_optimizer_state_dict(fresh, loaded)}
+    dcp.load(state, checkpoint_id=folder)
+    set_optimizer_state_dict(fresh, loaded, optim_state_dict=state["optimizer"])
+    fresh.load_state_dict(model.state_dict())
+    for it in ((model, optimizer), (fresh, loaded)):
+        step(*it)
+    assert torch.equal(fresh.module[0].weight, table)
