@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#define SKETCHOPTIM_ABI 7
+#define SKETCHOPTIM_ABI 8
 
 enum DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 enum Kind : int32_t { kNone = 0, kExact = 1, kRowWise = 2, kSketch = 3 };
@@ -40,7 +40,7 @@ struct Moment {
 // The rows of a gradient. Row r of the step is parameter row ids[r] (or first_id + r without ids),
 // and its gradient is the sum of values[order[i]] for starts[r] <= i < starts[r + 1] (or values[r]
 // itself without starts). Where there are sums, inspect() leaves the gradient of a row with several
-// entries in sums[slots[r]], and step() takes it from there.
+// entries in sums[slots[r]], and step() takes it from there: a step without inspect() has no sums.
 struct Gradient {
   const void* values;  // [entries, dim] in the parameter's dtype
   const int64_t* ids;
@@ -60,7 +60,7 @@ struct Step {
   Gradient gradient;
   Moment first;
   Moment second;
-  float* row_values;  // [rows] or none: mean squares from inspect(), then the second moments
+  float* row_values;  // [rows] or none: mean squares, then the second moments
   float step_size;
   float second_root;
   float eps;
@@ -73,6 +73,10 @@ struct Step {
   int32_t has_nesterov;
   int32_t has_clip;
   int32_t is_ratio;
+  int32_t is_inspected;   // row_values has mean squares, else step() finds them
+  int32_t is_stochastic;  // new rows of half precision are rounded by chance, else to nearest
+  uint32_t rounding_key;  // one for a step; see rounding.h
+  int64_t first_row;   // of the parameter in its table: added to an id that is hashed or rounded by
   int64_t piece_rows;  // of a dense gradient, that one thread takes at a time
 };
 

@@ -40,7 +40,7 @@ struct Block {
 
   void mix(const Squares& squares, Span rows) {
     const int64_t count = rows.end - rows.begin;
-    for (int64_t i = 0; i < count; ++i) mixed[i] = mix_id(squares.id(rows.begin + i));
+    for (int64_t i = 0; i < count; ++i) mixed[i] = mix_id(squares.hashed_id(rows.begin + i));
   }
 
   void find(const Moment& m, int64_t hash_row, int64_t count) {
@@ -98,15 +98,6 @@ void for_estimates(const Moment& m, const Squares& squares, int32_t threads, Vis
     });
 }
 
-// Prefetches all counters in the order of memory, if most of them are about to be read. In the
-// order of rows, one cache miss would wait for the other.
-void prefetch_counters(const Moment& m, int64_t rows) {
-  const int64_t bytes = m.depth * m.width * bytes_of(m.dtype);
-  if (rows * m.depth * kCacheLine < bytes / 2) return;
-  for (int64_t at = 0; at < bytes; at += kCacheLine)
-    __builtin_prefetch(static_cast<const char*>(m.data) + at);
-}
-
 // Rows one after the other, in ascending order.
 void move_item_wise(const Moment& m, const Squares& squares) {
   Places places;
@@ -114,7 +105,7 @@ void move_item_wise(const Moment& m, const Squares& squares) {
   for (int64_t r = 0; r < squares.rows; ++r) {
     const Place place{&places, r % kPlaces};
     if (place.lane == 0) {
-      for (int64_t i = 0; i < kPlaces; ++i) ids[i] = squares.id(std::min(r + i, squares.rows - 1));
+      for (int64_t i = 0; i < kPlaces; ++i) ids[i] = squares.hashed_id(std::min(r + i, squares.rows - 1));
       locate(m, ids, 1, places);
     }
     const int64_t id = ids[place.lane];
@@ -137,11 +128,34 @@ void move_item_wise(const Moment& m, const Squares& squares) {
 
 }  // namespace
 
+void prefetch_counters(const Moment& m, int64_t rows) {
+  const int64_t bytes = m.depth * m.width * bytes_of(m.dtype);
+  if (rows * m.depth * kCacheLine < bytes / 2) return;
+  for (int64_t at = 0; at < bytes; at += kCacheLine)
+    __builtin_prefetch(static_cast<const char*>(m.data) + at);
+}
+
+void read_targets(const Moment& m, const Squares& squares, int32_t threads) {
+  float* values = squares.values;
+  for_estimates(m, squares, threads,
+                [&](int64_t r, float least) { values[r] = least + values[r] * m.weight; });
+}
+
+void raise_to_targets(const Moment& m, const Squares& squares, int32_t threads) {
+  for_counters(m, squares, threads, [&](int64_t r, int64_t at) {
+    const float target =
+        rounded_one(m, squares.values[r] * m.inverse_scale, squares.hashed_id(r));
+    // Written in both cases: a branch would often be predicted wrongly.
+    const float old = load_one(m, at);
+    store_one(m, at, target > old ? target : old);
+  });
+}
+
 void add_by_row(const Moment& m, const Squares& squares, int32_t threads) {
   prefetch_counters(m, squares.rows);
   for_counters(m, squares, threads, [&](int64_t r, int64_t at) {
     const float share = squares.values[r] * m.weight * m.inverse_scale;
-    store_one(m, at, rounded_one(m, load_one(m, at) + share, squares.id(r)));
+    store_one(m, at, rounded_one(m, load_one(m, at) + share, squares.hashed_id(r)));
   });
 }
 
@@ -158,14 +172,8 @@ void move_by_row(const Moment& m, const Moment& before, const Squares& squares, 
   switch (m.form) {
     case kConservative:
       prefetch_counters(m, squares.rows);
-      for_estimates(before, squares, threads,
-                    [&](int64_t r, float least) { values[r] = least + values[r] * m.weight; });
-      for_counters(m, squares, threads, [&](int64_t r, int64_t at) {
-        const float target = rounded_one(m, values[r] * m.inverse_scale, squares.id(r));
-        // Written in both cases: a branch would often be predicted wrongly.
-        const float old = load_one(m, at);
-        store_one(m, at, target > old ? target : old);
-      });
+      read_targets(before, squares, threads);
+      raise_to_targets(m, squares, threads);
       return;
     case kLinear:
       for_estimates(m, squares, threads, [&](int64_t r, float least) { values[r] = least; });

@@ -49,10 +49,19 @@ INLINE Lanes from_bfloat16(HalfLanes h) {
   return lanes_of(__builtin_convertvector(h, WordLanes) << 16);
 }
 
-INLINE HalfLanes to_bfloat16(Lanes x) {  // to nearest, ties to even, as torch rounds
-  const WordLanes bits = bits_of(x);
-  const WordLanes rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  const WordLanes is_nan = (WordLanes)((bits & 0x7fffffffu) > 0x7f800000u);
+// All ones in the lanes where a > b; both are below 2^31, and signed numbers compare faster.
+INLINE WordLanes is_above(WordLanes a, uint32_t b) {
+  return (WordLanes)((IntLanes)a > static_cast<int32_t>(b));
+}
+
+// What nearest rounding, ties to even, adds to bits of which it drops some.
+INLINE WordLanes nearest(WordLanes bits, int dropped) {
+  return ((bits >> dropped) & 1) + ((1u << (dropped - 1)) - 1);
+}
+
+// Adds `up` to the 16 bits that are dropped: nearest() rounds as torch does.
+INLINE HalfLanes to_bfloat16(WordLanes bits, WordLanes up) {
+  const WordLanes rounded = (bits + up) >> 16, is_nan = is_above(bits & 0x7fffffffu, 0x7f800000u);
   return __builtin_convertvector((rounded & ~is_nan) | (0x7fc0u & is_nan), HalfLanes);
 }
 
@@ -66,18 +75,26 @@ INLINE Lanes from_float16(HalfLanes h) {
   return lanes_of(sign | (special & is_special) | (bits_of(normal) & ~is_special));
 }
 
-INLINE HalfLanes to_float16(Lanes x) {  // to nearest, ties to even
-  const WordLanes bits = bits_of(x), sign = (bits >> 16) & 0x8000u, magnitude = bits & 0x7fffffffu;
-  const WordLanes is_nan = (WordLanes)(magnitude > 0x7f800000u);
-  const WordLanes overflows = (WordLanes)(magnitude >= 0x47800000u);  // 65536 and above
-  const WordLanes is_small = (WordLanes)(magnitude < 0x38800000u);    // below 2^-14: subnormal
-  // Adding 0.5 makes float32 round where a float16 subnormal ends.
-  const WordLanes small = bits_of(lanes_of(magnitude) + all(0.5f)) - 0x3f000000u;
-  const WordLanes normal = (magnitude - 0x38000000u + 0x0fffu + ((magnitude >> 13) & 1)) >> 13;
-  const WordLanes finite = (small & is_small) | (normal & ~is_small);
+// Adds `up` to the 13 bits that are dropped; `small` is what a subnormal is rounded to.
+INLINE HalfLanes to_float16(WordLanes bits, WordLanes up, WordLanes small) {
+  const WordLanes sign = (bits >> 16) & 0x8000u, magnitude = bits & 0x7fffffffu;
+  const WordLanes is_nan = is_above(magnitude, 0x7f800000u);
+  const WordLanes overflows = is_above(magnitude, 0x477fffffu);    // 65536 and above
+  const WordLanes is_normal = is_above(magnitude, 0x387fffffu);    // 2^-14 and above
+  const WordLanes normal = (magnitude - 0x38000000u + up) >> 13;
+  const WordLanes finite = (normal & is_normal) | (small & ~is_normal);
   const WordLanes special = (0x7e00u & is_nan) | (0x7c00u & ~is_nan);
   const WordLanes half = (special & overflows) | (finite & ~overflows);
   return __builtin_convertvector(sign | half, HalfLanes);
+}
+
+// To nearest, ties to even.
+INLINE HalfLanes to_half(int32_t dtype, Lanes x) {
+  const WordLanes bits = bits_of(x), magnitude = bits & 0x7fffffffu;
+  if (dtype == kBFloat16) return to_bfloat16(bits, nearest(bits, 16));
+  // Adding 0.5 makes float32 round where a float16 subnormal ends.
+  const WordLanes small = bits_of(lanes_of(magnitude) + all(0.5f)) - 0x3f000000u;
+  return to_float16(bits, nearest(magnitude, 13), small);
 }
 
 // `count` numbers of a dtype at an element offset; lanes past the count are zero.
@@ -92,13 +109,16 @@ INLINE Lanes load(const void* data, int32_t dtype, int64_t at, int64_t count) {
   return dtype == kBFloat16 ? from_bfloat16(h) : from_float16(h);
 }
 
+INLINE void store_half(void* data, int64_t at, int64_t count, HalfLanes h) {
+  std::memcpy(static_cast<uint16_t*>(data) + at, &h, count * sizeof(uint16_t));
+}
+
 INLINE void store(void* data, int32_t dtype, int64_t at, int64_t count, Lanes x) {
   if (dtype == kFloat32) {
     std::memcpy(static_cast<float*>(data) + at, &x, count * sizeof(float));
     return;
   }
-  const HalfLanes h = dtype == kBFloat16 ? to_bfloat16(x) : to_float16(x);
-  std::memcpy(static_cast<uint16_t*>(data) + at, &h, count * sizeof(uint16_t));
+  store_half(data, at, count, to_half(dtype, x));
 }
 
 // As a template's argument: a dtype that is known only at run time.

@@ -88,9 +88,10 @@ INLINE Lanes median(const Lanes* readings, int32_t depth) {
 }
 
 // A row of a step and where it is: at, its first element in the parameter and in moments that
-// are exact; first and second, its places in sketches by element.
+// are exact; first and second, its places in sketches by element. Its rounding key is for weights.
 struct Row {
   int64_t number, at;
+  uint32_t rounding_row_key;
   Place first, second;
 };
 

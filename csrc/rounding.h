@@ -27,12 +27,27 @@ INLINE uint32_t noise_of_one(uint32_t row_key, int64_t column) {
   return finalise(static_cast<uint32_t>(column) * 0x9e3779b1u + row_key) & 0xffffu;
 }
 
-// Stores numbers; bfloat16 ones go up or down with the probabilities that make them unbiased.
+// Weights of half precision, rounded by chance: the larger of its two neighbours with a probability
+// equal to the distance from the smaller one. Beyond the largest finite number, to nearest.
+INLINE HalfLanes to_half_by_chance(int32_t dtype, Lanes x, WordLanes noise) {
+  const WordLanes bits = bits_of(x), magnitude = bits & 0x7fffffffu;
+  const bool is_bfloat16 = dtype == kBFloat16;
+  const WordLanes is_beyond = is_above(magnitude, is_bfloat16 ? 0x7f7f0000u : 0x477fe000u);
+  auto up = [&](int dropped) ALWAYS {
+    return (nearest(bits, dropped) & is_beyond) | ((noise >> (16 - dropped)) & ~is_beyond);
+  };
+  if (is_bfloat16) return to_bfloat16(bits, up(16));
+  // In units of 2^-40; the subnormals of float16 are 2^16 of them apart.
+  const Lanes units = smaller(lanes_of(magnitude), all(0x1p-14f)) * 0x1p40f;
+  const WordLanes small = ((WordLanes)__builtin_convertvector(units, IntLanes) + noise) >> 16;
+  return to_float16(bits, up(13), small);
+}
+
+// Stores counters; bfloat16 ones go up or down with the probabilities that make them unbiased.
 INLINE void store_rounded(void* data, int32_t dtype, int64_t at, int64_t count, Lanes x,
                           WordLanes noise) {
   if (dtype != kBFloat16) return store(data, dtype, at, count, x);
-  const HalfLanes h = __builtin_convertvector((bits_of(x) + noise) >> 16, HalfLanes);
-  std::memcpy(static_cast<uint16_t*>(data) + at, &h, count * sizeof(uint16_t));
+  store_half(data, at, count, __builtin_convertvector((bits_of(x) + noise) >> 16, HalfLanes));
 }
 
 // The bfloat16 that a number is rounded to, as a float32.

@@ -10,6 +10,23 @@ constexpr int64_t kStreams = 8;
 constexpr int64_t kPrefetchBytes = 512;  // from there on the hardware prefetches
 constexpr int64_t kEntriesAhead = 4;     // two to eight take the same time
 
+// A thread's share of the rows. A row counts as much as an entry: the rows of a text's frequent
+// words have most of the entries, and come first.
+inline Span share_of_rows(const Gradient& g, int64_t part, int64_t parts) {
+  if (!g.starts || parts == 1) return share(g.rows, part, parts);
+  auto work = [&](int64_t rows) { return g.starts[rows] - g.starts[0] + rows; };
+  auto first_row = [&](int64_t of) {
+    int64_t low = 0, high = g.rows;
+    while (low < high) {
+      const int64_t middle = (low + high) / 2;
+      if (work(middle) * parts < work(g.rows) * of) low = middle + 1;
+      else high = middle;
+    }
+    return low;
+  };
+  return {first_row(part), first_row(part + 1)};
+}
+
 // Calls visit(rows, columns) on every thread, with its share of the columns or of the rows.
 template <typename Visit>
 void in_parallel(const Step& s, bool by_column, Visit visit) {
@@ -21,7 +38,7 @@ void in_parallel(const Step& s, bool by_column, Visit visit) {
       const Span span = share(lines, part, parts);
       visit(Span{0, rows}, Span{span.begin * kLine, std::min(s.dim, span.end * kLine)});
     } else {
-      visit(share(rows, part, parts), Span{0, s.dim});
+      visit(share_of_rows(s.gradient, part, parts), Span{0, s.dim});
     }
   }
 }
@@ -29,6 +46,9 @@ void in_parallel(const Step& s, bool by_column, Visit visit) {
 INLINE int64_t id_of(const Step& s, int64_t r) {
   return s.gradient.ids ? s.gradient.ids[r] : s.gradient.first_id + r;
 }
+
+// The number that a row is hashed and rounded by: it keeps it wherever its table is divided.
+INLINE int64_t hashed_id_of(const Step& s, int64_t r) { return s.first_row + id_of(s, r); }
 
 INLINE int64_t first_entry(const Gradient& g, int64_t r) {
   return g.starts ? g.order[g.starts[r]] : r;

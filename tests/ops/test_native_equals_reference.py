@@ -94,6 +94,16 @@ def test_moments_by_row_have_the_bits_of_the_reference_where_a_row_is_one_number
             assert torch.equal(native.tensors()[name], expected)
 
 
+@settings(max_examples=300)
+@given(cases(), threads)
+def test_a_step_along_a_gradient_that_nobody_checked_has_the_same_bits(case, threads):
+    outcomes = []
+    for nonfinite in ("raise", "unchecked"):
+        with stepping_by(LEVELS[-1], threads=threads):
+            outcomes.append(run(replace(case, options={**case.options, "nonfinite": nonfinite})))
+    assert_equal(*outcomes)
+
+
 WITH_KERNELS = sorted(set(PRESETS) - {"rank-one", "8-bit"})
 
 

@@ -1,7 +1,8 @@
 // Calls the C interface with random steps, for the sanitizers to watch: every kind of moment, form,
 // dtype and gradient, sizes at their ends, and buffers of exactly the size that abi.h asks for.
 //
-// Each step is taken by one thread and again by several, and has to leave the same bytes.
+// Each step is taken by one thread and again by several, inspected or not, and has to leave the same
+// bytes.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -213,6 +214,9 @@ void random_rule(Step& s) {
   s.clip = s.has_clip ? 1.0f : 0.0f;
   s.is_maximizing = chance(2);
   s.largest_gradient = 1099511627776.0f;
+  s.is_stochastic = chance(2);
+  s.rounding_key = static_cast<uint32_t>(generator());
+  s.first_row = one_of<int64_t>({0, 0, 1000, 4294967000});
 }
 
 void make_ratio(Work& work, int64_t n, int64_t dim) {
@@ -342,7 +346,11 @@ void check_step() {
   by_one.step.threads = 1;
   by_many.step.threads = one_of<int32_t>({2, 3, 4});
   for (Work* work : {&by_one, &by_many}) {
-    sketchoptim_inspect(work->pointed());
+    work->step.is_inspected = chance(2);
+    if (work->step.is_inspected)
+      sketchoptim_inspect(work->pointed());
+    else
+      work->step.gradient.sums = nullptr;
     sketchoptim_step(work->pointed());
   }
   REQUIRE(by_one.parameter == by_many.parameter);

@@ -25,8 +25,12 @@ extern "C" void GOMP_parallel(void (*run)(void*), void* data, unsigned threads, 
       count = size;
       run(data);
     });
+  // A region may be within another, whose numbers count again behind it.
+  const int outer_number = number, outer_count = count;
+  number = 0;
   count = size;
   run(data);
-  count = 1;
+  number = outer_number;
+  count = outer_count;
   for (std::thread& other : others) other.join();
 }

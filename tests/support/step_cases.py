@@ -186,6 +186,8 @@ def options(draw: st.DrawFn, optimizer: str) -> dict[str, Any]:
     chosen: dict[str, Any] = {
         "maximize": draw(st.booleans()),
         "weight_decay": draw(st.sampled_from([0.0, 0.0, 0.125])),
+        "nonfinite": draw(st.sampled_from(["raise", "unchecked"])),
+        "rounding": draw(st.sampled_from([None, None, "nearest"])),
     }
     match optimizer:
         case "Adam" | "AdamW":

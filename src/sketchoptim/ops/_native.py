@@ -10,7 +10,7 @@ import torch
 
 from .._warning import warn
 
-_ABI = 7
+_ABI = 8
 # From torch's name of what the machine can do to our name of what a library was built for.
 _LEVELS = {"AVX512": "v4", "AVX2": "v3"}
 
@@ -70,6 +70,10 @@ class Step(ctypes.Structure):
         ("has_nesterov", c_int32),
         ("has_clip", c_int32),
         ("is_ratio", c_int32),
+        ("is_inspected", c_int32),
+        ("is_stochastic", c_int32),
+        ("rounding_key", c_uint32),
+        ("first_row", c_int64),
         ("piece_rows", c_int64),
     ]
 
