@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from language_models import LanguageModel, batches, train
-from ranks import on_ranks, world
+from ranks import on_ranks, torchrun, world
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -201,3 +201,28 @@ def test_a_sparse_table_whose_group_names_no_memory_is_not_made_exact(folder: Pa
     for it in ((model, optimizer), (fresh, loaded)):
         step(*it)
     assert torch.equal(fresh.module[0].weight, table)
+
+
+def test_a_run_whose_rank_was_killed_ends_as_an_unbroken_one(tmp_path: Path):
+    script = Path(__file__).parents[1] / "support" / "killed_run.py"
+    weights = {}
+    for name, killed_at in (("unbroken", []), ("killed", [5])):
+        folder = tmp_path / name
+        folder.mkdir()
+        launch = torchrun(
+            script,
+            folder,
+            8,
+            *killed_at,
+            ranks=2,
+            logs=tmp_path / f"{name}-logs",
+            options=["--max-restarts=1"],
+            # Else the restarted ranks meet what the killed ones have left in the store.
+            environment={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
+        )
+        assert launch.code == 0, launch.describe()
+        weights[name] = torch.load(folder / "weights.pt")
+        assert (folder / "started_at").read_text() == ("4" if killed_at else "0")
+        survivor = "".join(path.read_text() for path in launch.logs.rglob("*0/stderr.log"))
+        assert ("Check the logs of the remote worker" in survivor) == bool(killed_at)
+    check_same(weights["killed"], weights["unbroken"])
