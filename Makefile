@@ -10,7 +10,7 @@ SKETCHOPTIM_DATA ?= $(abspath ../shared/data)
 export SKETCHOPTIM_DATA
 endif
 
-.PHONY: setup check test demo docs format sanitize wheel wheel-test clean
+.PHONY: setup check test test-gpu demo docs format sanitize wheel wheel-test clean
 
 setup: $(STAMP)
 
@@ -27,6 +27,21 @@ check: setup
 
 test: check
 	$(BIN)/pytest
+
+# The GPU's kernels without a GPU: interpreted on the CPU, and compiled for GPUs. One process cannot
+# do both, so there are two. triton lies beside the installation, which stays one for the CPU.
+TRITON := build/triton
+ON_TRITON = PYTHONPATH=$(TRITON) TRITON_CACHE_DIR=build/triton-cache
+
+test-gpu: setup $(TRITON)/.up-to-date
+	$(ON_TRITON) $(BIN)/pytest tests/gpu/compiled & compiled=$$!; \
+	$(ON_TRITON) TRITON_INTERPRET=1 $(BIN)/pytest tests/gpu/interpreted; interpreted=$$?; \
+	wait $$compiled && exit $$interpreted
+
+$(TRITON)/.up-to-date: constraints.txt | setup
+	rm -rf $(TRITON)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps --target $(TRITON) triton
+	@touch $@
 
 demo: setup
 	$(BIN)/experiments demo

@@ -131,10 +131,10 @@ class _Plan:
         }
 
     def launches(self) -> list[Launch]:
-        found = [self._begin()]
-        if self.call.positions:
-            found += [*self._inspect(), *self._forget(), *self._add(), *self._move()]
-        return [*found, self._finish()]
+        if not self.call.positions:
+            return [self._begin(), *self._forget(), self._finish()]
+        moving = [*self._forget(), *self._add(), *self._move()]
+        return [self._begin(), *self._inspect(), *moving, self._finish()]
 
     def _begin(self) -> Launch:
         call, rule = self.call, self.rule

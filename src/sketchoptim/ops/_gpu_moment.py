@@ -114,7 +114,7 @@ class GpuMoment:
         return self.decays and average is not None and average.decay == 0.0
 
     def pointers(self, name: str) -> dict[str, Any]:
-        return {name: self.data, f"{name}_words": self.words, f"{name}_width": self.width}
+        return {name: self.data, f"{name}_hash": self.words, f"{name}_width": self.width}
 
     def codes(self, name: str) -> dict[str, Any]:
         return {

@@ -12,7 +12,7 @@ def nearest_codes(borders, x):
     """How many of the 255 borders lie below numbers in [-1, 1]: the nearest code, int32."""
     low = tl.zeros_like(x).to(tl.int32)
     for exponent in tl.static_range(8):
-        step: tl.constexpr = 128 >> exponent
+        step = 128 >> exponent
         low = tl.where(tl.load(borders + low + (step - 1)) < x, low + step, low)
     return low
 

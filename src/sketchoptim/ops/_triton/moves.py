@@ -73,8 +73,8 @@ def _add_to(
 
 @triton.jit(do_not_specialize=["count", "first_row", "first_width", "second_width"])
 def add_rows(
-    entries, ids, order, partials, parameter, ledger, flag, row_values, first, first_words,
-    first_width: tl.int64, second, second_words, second_width: tl.int64, count,
+    entries, ids, order, partials, parameter, ledger, flag, row_values, first, first_hash,
+    first_width: tl.int64, second, second_hash, second_width: tl.int64, count,
     first_row: tl.int64, PARTS: tl.constexpr, FIRST_DEPTH: tl.constexpr,
     SECOND_DEPTH: tl.constexpr, SECOND_KIND: tl.constexpr, SECOND_FORM: tl.constexpr,
     DIM: tl.constexpr, BLOCK: tl.constexpr, IS_DENSE: tl.constexpr, IS_MAXIMIZING: tl.constexpr,
@@ -92,7 +92,7 @@ def add_rows(
             if (tl.program_id(2) == 0) & (row < FIRST_DEPTH):
                 _add_to(
                     entries, ids, order, partials, parameter, ledger, row_values, first,
-                    first_words, first_width, count, first_row, row, part, PARTS, slots.FIRST,
+                    first_hash, first_width, count, first_row, row, part, PARTS, slots.FIRST,
                     SKETCH, LINEAR, DIM, BLOCK, IS_DENSE, IS_MAXIMIZING, DECAYS,
                 )  # fmt: skip
         if SECOND_DEPTH > 0:
@@ -102,14 +102,14 @@ def add_rows(
             if is_mine:
                 _add_to(
                     entries, ids, order, partials, parameter, ledger, row_values, second,
-                    second_words, second_width, count, first_row, row, part, PARTS, slots.SECOND,
+                    second_hash, second_width, count, first_row, row, part, PARTS, slots.SECOND,
                     SECOND_KIND, SECOND_FORM, DIM, BLOCK, IS_DENSE, IS_MAXIMIZING, DECAYS,
                 )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["count", "first_row", "second_width"])
 def move_by_row(
-    ids, ledger, flag, row_values, second, second_words, second_width: tl.int64, count,
+    ids, ledger, flag, row_values, second, second_hash, second_width: tl.int64, count,
     first_row: tl.int64, SECOND_FORM: tl.constexpr, SECOND_MODE: tl.constexpr,
     SECOND_DEPTH: tl.constexpr, IS_DENSE: tl.constexpr,
 ):  # fmt: skip
@@ -121,7 +121,7 @@ def move_by_row(
                 at = tl.full([1, 1], position, tl.int64)
                 hashed = tl.full([1, 1], id, tl.int64) + first_row
                 value = move_items(
-                    second, second_words, second_width, mix(hashed), hashed, at * 0, at >= 0,
+                    second, second_hash, second_width, mix(hashed), hashed, at * 0, at >= 0,
                     ledger, tl.load(row_values + at), slots.SECOND, SECOND_FORM, SECOND_MODE,
                     SECOND_DEPTH, 1,
                 )  # fmt: skip
@@ -182,16 +182,16 @@ def direction_of(
 
 @triton.jit
 def _quotient(
-    first, first_words, first_width, second, second_words, second_width, row, mixed, columns, mask,
+    first, first_hash, first_width, second, second_hash, second_width, row, mixed, columns, mask,
     ledger, DIM: tl.constexpr, HAS_ROOT: tl.constexpr, HAS_CLIP: tl.constexpr,
 ):  # fmt: skip
     """The direction by the readings of one hash row."""
     numerator = reading_of(
-        first, first_words, first_width, row, mixed, columns, mask, ledger, 0.0, slots.FIRST,
+        first, first_hash, first_width, row, mixed, columns, mask, ledger, 0.0, slots.FIRST,
         LINEAR, 0, DIM,
     )  # fmt: skip
     square = reading_of(
-        second, second_words, second_width, row, mixed, columns, mask, ledger, 0.0, slots.SECOND,
+        second, second_hash, second_width, row, mixed, columns, mask, ledger, 0.0, slots.SECOND,
         LINEAR, 0, DIM,
     )  # fmt: skip
     return direction_of(ledger, numerator, square, True, HAS_ROOT, HAS_CLIP)
@@ -199,21 +199,21 @@ def _quotient(
 
 @triton.jit
 def _median_quotient(
-    first, first_words, first_width, second, second_words, second_width, mixed, columns, mask,
+    first, first_hash, first_width, second, second_hash, second_width, mixed, columns, mask,
     ledger, DEPTH: tl.constexpr, DIM: tl.constexpr, HAS_ROOT: tl.constexpr, HAS_CLIP: tl.constexpr,
 ):  # fmt: skip
     """The ratio form: the median of the quotients of the hash rows."""
     result = _quotient(
-        first, first_words, first_width, second, second_words, second_width, 0, mixed, columns,
+        first, first_hash, first_width, second, second_hash, second_width, 0, mixed, columns,
         mask, ledger, DIM, HAS_ROOT, HAS_CLIP,
     )  # fmt: skip
     if DEPTH == 3:
         b = _quotient(
-            first, first_words, first_width, second, second_words, second_width, 1, mixed, columns,
+            first, first_hash, first_width, second, second_hash, second_width, 1, mixed, columns,
             mask, ledger, DIM, HAS_ROOT, HAS_CLIP,
         )  # fmt: skip
         c = _quotient(
-            first, first_words, first_width, second, second_words, second_width, 2, mixed, columns,
+            first, first_hash, first_width, second, second_hash, second_width, 2, mixed, columns,
             mask, ledger, DIM, HAS_ROOT, HAS_CLIP,
         )  # fmt: skip
         result = median_of_three(result, b, c)
@@ -221,13 +221,13 @@ def _median_quotient(
         low, high = tl.zeros_like(result), tl.zeros_like(result)
         for row in range(DEPTH):
             here = _quotient(
-                first, first_words, first_width, second, second_words, second_width, row, mixed,
+                first, first_hash, first_width, second, second_hash, second_width, row, mixed,
                 columns, mask, ledger, DIM, HAS_ROOT, HAS_CLIP,
             )  # fmt: skip
             rank = tl.zeros_like(here).to(tl.int32)
             for other in range(DEPTH):
                 there = _quotient(
-                    first, first_words, first_width, second, second_words, second_width, other,
+                    first, first_hash, first_width, second, second_hash, second_width, other,
                     mixed, columns, mask, ledger, DIM, HAS_ROOT, HAS_CLIP,
                 )  # fmt: skip
                 rank += ((there < here) | ((there == here) & (other < row))).to(tl.int32)
@@ -242,8 +242,8 @@ def _median_quotient(
 
 @triton.jit
 def _move_tile(
-    entries, ids, order, partials, parameter, ledger, row_values, first, first_words, first_width,
-    first_units, first_book, first_borders, second, second_words, second_width, second_units,
+    entries, ids, order, partials, parameter, ledger, row_values, first, first_hash, first_width,
+    first_units, first_book, first_borders, second, second_hash, second_width, second_units,
     second_book, second_borders, count, first_row, at, id, mask, columns, column_mask,
     FIRST_KIND: tl.constexpr, FIRST_FORM: tl.constexpr, FIRST_MODE: tl.constexpr,
     FIRST_DEPTH: tl.constexpr, SECOND_KIND: tl.constexpr, SECOND_FORM: tl.constexpr,
@@ -257,7 +257,7 @@ def _move_tile(
     hashed = id + first_row
     if IS_RATIO:
         direction = _median_quotient(
-            first, first_words, first_width, second, second_words, second_width, mix(hashed),
+            first, first_hash, first_width, second, second_hash, second_width, mix(hashed),
             columns, both, ledger, FIRST_DEPTH, DIM, HAS_ROOT, HAS_CLIP,
         )  # fmt: skip
     else:
@@ -268,7 +268,7 @@ def _move_tile(
         direction = g
         if FIRST_KIND != NONE:
             direction = _move_moment(
-                first, first_words, first_width, first_units, first_book, first_borders,
+                first, first_hash, first_width, first_units, first_book, first_borders,
                 row_values, ledger, at, id, hashed, columns, both, g, slots.FIRST, FIRST_KIND,
                 FIRST_FORM, FIRST_MODE, FIRST_DEPTH, DIM, STRIDE,
             )  # fmt: skip
@@ -277,14 +277,14 @@ def _move_tile(
         if (SECOND_KIND == ROW_WISE) or (SECOND_KIND == ROW_SKETCH):
             if SECOND_KIND == ROW_SKETCH and SECOND_FORM == LINEAR:
                 square = estimate(
-                    second, second_words, second_width, mix(hashed), at * 0, mask, ledger, 0.0,
+                    second, second_hash, second_width, mix(hashed), at * 0, mask, ledger, 0.0,
                     slots.SECOND, LINEAR, SECOND_MODE, SECOND_DEPTH, 1,
                 )  # fmt: skip
             else:
                 square = tl.load(row_values + at, mask=mask, other=0.0)
         else:
             square = _move_moment(
-                second, second_words, second_width, second_units, second_book, second_borders,
+                second, second_hash, second_width, second_units, second_book, second_borders,
                 row_values, ledger, at, id, hashed, columns, both, g * g, slots.SECOND, SECOND_KIND,
                 SECOND_FORM, SECOND_MODE, SECOND_DEPTH, DIM, STRIDE,
             )  # fmt: skip
@@ -299,8 +299,8 @@ def _move_tile(
 
 @triton.jit(do_not_specialize=["count", "first_row", "first_width", "second_width"])
 def move_rows(
-    entries, ids, order, partials, parameter, ledger, flag, row_values, first, first_words,
-    first_width: tl.int64, first_units, first_book, first_borders, second, second_words,
+    entries, ids, order, partials, parameter, ledger, flag, row_values, first, first_hash,
+    first_width: tl.int64, first_units, first_book, first_borders, second, second_hash,
     second_width: tl.int64, second_units, second_book, second_borders, count, first_row: tl.int64,
     FIRST_KIND: tl.constexpr, FIRST_FORM: tl.constexpr, FIRST_MODE: tl.constexpr,
     FIRST_DEPTH: tl.constexpr, SECOND_KIND: tl.constexpr, SECOND_FORM: tl.constexpr,
@@ -318,8 +318,8 @@ def move_rows(
             offsets = tl.arange(0, BLOCK)[None, :]
             columns = start + offsets
             _move_tile(
-                entries, ids, order, partials, parameter, ledger, row_values, first, first_words,
-                first_width, first_units, first_book, first_borders, second, second_words,
+                entries, ids, order, partials, parameter, ledger, row_values, first, first_hash,
+                first_width, first_units, first_book, first_borders, second, second_hash,
                 second_width, second_units, second_book, second_borders, count, first_row, at, id,
                 mask, columns, (offsets < STRIDE) & (columns < DIM), FIRST_KIND, FIRST_FORM,
                 FIRST_MODE, FIRST_DEPTH, SECOND_KIND, SECOND_FORM, SECOND_MODE, SECOND_DEPTH, DIM,
@@ -332,15 +332,15 @@ def move_rows(
         elif IS_RAISED:
             value = tl.load(row_values + at, mask=mask, other=0.0)
             raise_at_once(
-                second, second_words, second_width, mix(id + first_row), value, mask, ledger,
+                second, second_hash, second_width, mix(id + first_row), value, mask, ledger,
                 SECOND_DEPTH,
             )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["count", "first_row", "first_width", "second_width"])
 def move_rows_in_order(
-    entries, ids, order, partials, parameter, ledger, flag, row_values, first, first_words,
-    first_width: tl.int64, first_units, first_book, first_borders, second, second_words,
+    entries, ids, order, partials, parameter, ledger, flag, row_values, first, first_hash,
+    first_width: tl.int64, first_units, first_book, first_borders, second, second_hash,
     second_width: tl.int64, second_units, second_book, second_borders, count, first_row: tl.int64,
     FIRST_KIND: tl.constexpr, FIRST_FORM: tl.constexpr, FIRST_MODE: tl.constexpr,
     FIRST_DEPTH: tl.constexpr, SECOND_KIND: tl.constexpr, SECOND_FORM: tl.constexpr,
@@ -363,19 +363,19 @@ def move_rows_in_order(
                 row_id = tl.full([1, 1], id, tl.int64)
                 _move_tile(
                     entries, ids, order, partials, parameter, ledger, row_values, first,
-                    first_words, first_width, first_units, first_book, first_borders, second,
-                    second_words, second_width, second_units, second_book, second_borders, count, first_row, at,
-                    row_id, at >= 0, columns, columns < DIM, FIRST_KIND, FIRST_FORM, FIRST_MODE,
-                    FIRST_DEPTH, SECOND_KIND, SECOND_FORM, SECOND_MODE, SECOND_DEPTH, DIM, STRIDE,
-                    IS_DENSE, IS_MAXIMIZING, DECAYS, HAS_NESTEROV, HAS_ROOT, HAS_CLIP, IS_RATIO,
-                    IS_STOCHASTIC,
+                    first_hash, first_width, first_units, first_book, first_borders, second,
+                    second_hash, second_width, second_units, second_book, second_borders, count,
+                    first_row, at, row_id, at >= 0, columns, columns < DIM, FIRST_KIND, FIRST_FORM,
+                    FIRST_MODE, FIRST_DEPTH, SECOND_KIND, SECOND_FORM, SECOND_MODE, SECOND_DEPTH,
+                    DIM, STRIDE, IS_DENSE, IS_MAXIMIZING, DECAYS, HAS_NESTEROV, HAS_ROOT, HAS_CLIP,
+                    IS_RATIO, IS_STOCHASTIC,
                 )  # fmt: skip
                 if (SECOND_KIND == ROW_WISE) or IS_RAISED:
                     if tl.program_id(0) == 0:
                         value = tl.load(row_values + at)
                         if IS_RAISED:
                             raise_at_once(
-                                second, second_words, second_width, mix(row_id + first_row), value,
+                                second, second_hash, second_width, mix(row_id + first_row), value,
                                 at >= 0, ledger, SECOND_DEPTH,
                             )  # fmt: skip
                         else:

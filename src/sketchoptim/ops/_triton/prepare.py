@@ -162,7 +162,7 @@ def begin(
 @triton.jit(do_not_specialize=["count", "row_count", "first_row", "second_width"])
 def inspect(
     entries, ids, order, partials, parameter, ledger, flag, row_values,
-    second, second_words, second_width: tl.int64, count, row_count: tl.int64, first_row: tl.int64,
+    second, second_hash, second_width: tl.int64, count, row_count: tl.int64, first_row: tl.int64,
     DIM: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
     IS_DENSE: tl.constexpr, IS_MAXIMIZING: tl.constexpr, DECAYS: tl.constexpr,
     LARGEST: tl.constexpr, IS_CHECKED: tl.constexpr, SECOND_KIND: tl.constexpr,
@@ -200,7 +200,7 @@ def inspect(
             least = tl.zeros([ROWS, 1], tl.float32)
             if not SECOND_FORGETS:
                 least = estimate(
-                    second, second_words, second_width, mix(id + first_row), at * 0, mask, ledger,
+                    second, second_hash, second_width, mix(id + first_row), at * 0, mask, ledger,
                     value, slots.SECOND, LINEAR, SECOND_MODE, SECOND_DEPTH, 1,
                 )  # fmt: skip
             value = least + value * slots.number(ledger, slots.SECOND + slots.WEIGHT)

@@ -1,0 +1,123 @@
+"""Every kernel, compiled for GPUs that are not there: registers, spills, access and rounding."""
+
+import re
+
+import pytest
+import torch
+from gpu_steps import IS_INTERPRETED
+
+if IS_INTERPRETED:
+    pytest.skip("the interpreter's process cannot compile", allow_module_level=True)
+
+from gpu_compile import TARGETS, compiled, launches_of
+
+import sketchoptim as so
+from sketchoptim.storage import PRESETS
+
+
+def by_element(**options):
+    return so.Sketched(width=64, granularity="element", **options)
+
+
+def by_row(**options):
+    return so.Sketched(width=64, granularity="row", **options)
+
+
+HALF = torch.bfloat16
+LINEAR = by_element()
+# Each with the optimizer that it is compiled for.
+MEMORIES = {
+    "lean": ("Adam", PRESETS["lean"]),
+    "lean by AdamW": ("AdamW", PRESETS["lean"]),
+    "lean by Adagrad": ("Adagrad", PRESETS["lean"]),
+    "lean by RMSprop": ("RMSprop", PRESETS["lean"]),
+    "lean in bfloat16": ("Adam", so.Memory(None, by_row(conservative=True, dtype=HALF))),
+    "exact": ("Adam", so.Memory(so.Exact(), so.Exact(), clip=1.0)),
+    "exact by SGD": ("SGD", so.Memory(so.Exact(), None, clip=1.0)),
+    "row-wise": ("Adam", PRESETS["row-wise"]),
+    "8-bit": ("Adam", PRESETS["8-bit"]),
+    "8-bit, rows that share blocks": ("Adam", so.Memory(*[so.Quantized(block=1024)] * 2)),
+    "linear": ("Adam", so.Memory(LINEAR, LINEAR)),
+    "linear by row": ("Adam", so.Memory(None, by_row())),
+    "paper": ("Adam", PRESETS["paper-mv"]),
+    "paper by row": ("Adam", so.Memory(None, by_row(decay="paper"))),
+    "bucket in bfloat16": ("Adam", so.Memory(*[by_element(decay="bucket", dtype=HALF)] * 2)),
+    "ratio": ("Adam", so.Memory(LINEAR, LINEAR, form="ratio")),
+}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+each_target = pytest.mark.parametrize("target", TARGETS)
+each_dtype = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+each_memory = pytest.mark.parametrize(("optimizer", "memory"), MEMORIES.values(), ids=MEMORIES)
+
+# Approximate divisions and roots, and products fused into sums, which the interpreter hides.
+INEXACT = re.compile(r"\b(?:div\.(?:full|approx)|sqrt\.approx|rsqrt|rcp|fma\.rn\.f32|ex2)\b[\w.]*")
+MOST_REGISTERS = 128
+
+
+def assert_sound(launch, target):
+    """No spills, few registers, and every quotient and root correctly rounded."""
+    kernel = compiled(launch, target)
+    name = launch.kernel.__name__
+    assert kernel.spilled_bytes == 0, name
+    assert kernel.registers <= MOST_REGISTERS, name
+    assert kernel.shared_bytes <= 48 * 1024, name
+    if target.startswith("sm"):
+        assert INEXACT.findall(kernel.text) == [], name
+
+
+@each_target
+@each_dtype
+@each_memory
+def test_a_sparse_step_compiles_without_spills_and_approximations(target, dtype, optimizer, memory):
+    for launch in launches_of(memory, optimizer=optimizer, dtype=dtype):
+        assert_sound(launch, target)
+
+
+@each_target
+@pytest.mark.parametrize("dim", [100, 4096])
+def test_other_widths_compile_without_spills(target, dim):
+    for launch in launches_of(PRESETS["lean"], dim=dim):
+        assert_sound(launch, target)
+
+
+@each_target
+@pytest.mark.parametrize("preset", ["lean", "8-bit"])
+def test_a_dense_step_compiles_without_spills_and_approximations(target, preset):
+    for launch in launches_of(PRESETS[preset], is_dense=True):
+        assert_sound(launch, target)
+
+
+ROW_ACCESS = {
+    "sm_80": r"(?:ld|st)\.global[\w.:]*\.v4\.b32",
+    "sm_90": r"(?:ld|st)\.global[\w.:]*\.v4\.b32",
+    "gfx942": r"global_(?:load|store)_dwordx4",
+}
+
+
+@each_target
+@each_dtype
+@pytest.mark.parametrize("preset", ["lean", "row-wise", "exact"])
+def test_rows_are_read_and_written_128_bits_at_a_time(target, dtype, preset):
+    memory = so.Memory(so.Exact(), so.Exact(), clip=1.0) if preset == "exact" else PRESETS[preset]
+    found = {launch.kernel.__name__: launch for launch in launches_of(memory, dtype=dtype)}
+    for name in ("inspect", "move_rows"):
+        accesses = re.findall(ROW_ACCESS[target], compiled(found[name], target).text)
+        assert len(accesses) >= 2, name
+
+
+@each_target
+def test_counters_are_raised_by_one_atomic_instruction(target):
+    launch = launches_of(PRESETS["lean"])[-2]
+    text = compiled(launch, target).text
+    single = r"atom\.global[\w.]*\.max\.s32" if target.startswith("sm") else "global_atomic_smax"
+    assert re.search(single, text)
+    assert "cmpswap" not in text
+    assert ".cas." not in text
+
+
+@each_target
+def test_a_step_divides_and_takes_roots_as_ieee_754_rounds_them(target):
+    text = compiled(launches_of(PRESETS["lean"])[-2], target).text
+    exact = ("div.rn.f32", "sqrt.rn.f32") if target.startswith("sm") else ("v_div_fixup_f32",)
+    for instruction in exact:
+        assert instruction in text

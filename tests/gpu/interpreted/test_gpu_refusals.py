@@ -1,0 +1,190 @@
+"""What the device refuses, what it counts, and what the host learns of it."""
+
+import math
+
+import pytest
+import torch
+from gpu_steps import IS_INTERPRETED, stepping_by_gpu_kernels
+from gradients import sparse, unchecked
+from torch import Tensor
+
+import sketchoptim as so
+from sketchoptim.moments import Average, Moments, Table, create, open_moment
+from sketchoptim.ops import FusedRule, gpu
+from sketchoptim.ops._schedule import Schedule
+from sketchoptim.storage import PRESETS
+
+pytestmark = pytest.mark.skipif(not IS_INTERPRETED, reason="needs TRITON_INTERPRET=1")
+
+SHAPE = (40, 6)
+RULE = FusedRule(step_size=0.1, second=Average(0.9, 1 - 0.9), eps=1e-8)
+
+
+class Bound:
+    """A parameter with lean moments, and the kernels that step it."""
+
+    def __init__(self, preset: str = "lean") -> None:
+        self.parameter = torch.ones(SHAPE)
+        storage = PRESETS[preset].second
+        assert storage is not None
+        table = Table(self.parameter.shape, torch.float32, torch.device("cpu"))
+        self.tensors = create(storage, "second", table)
+        moments = Moments(None, open_moment(storage, "second", self.tensors))
+        self.kernels = gpu.GpuKernels(self.parameter, moments)
+
+    def step_(self, gradient: Tensor, *, is_checked: bool = True) -> None:
+        step = self.kernels.prepare(gradient, RULE, is_checked=is_checked, rounding_key=None)
+        assert step is not None
+        step.run_()
+
+    def snapshot(self) -> list[Tensor]:
+        return [self.parameter.clone(), *(self.tensors[name].clone() for name in self.tensors)]
+
+
+def good() -> Tensor:
+    return sparse(torch.tensor([3, 1, 3]), torch.ones(3, 6), SHAPE)
+
+
+def with_number(number: float) -> Tensor:
+    values = torch.ones(3, 6)
+    values[1, 2] = number
+    return sparse(torch.tensor([3, 1, 3]), values, SHAPE)
+
+
+def assert_unchanged(before: list[Tensor], after: list[Tensor]) -> None:
+    assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, 2.0**41])
+@pytest.mark.parametrize("preset", ["lean", "row-wise", "paper-v-only", "8-bit"])
+def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted(preset, number):
+    bound = Bound(preset)
+    bound.step_(good())
+    bound.kernels.settle_()
+    before = bound.snapshot()
+    bound.step_(with_number(number))
+    assert bound.kernels.has_refused()
+    settled = bound.kernels.settle_()
+    assert (settled.extra_steps, settled.refused_values, settled.refused_ids) == (-1, 1, 0)
+    assert_unchanged(before, bound.snapshot())
+
+
+@pytest.mark.parametrize("ids", [[3, 40], [-1, 3], [2**40, 1]])
+@pytest.mark.parametrize("preset", ["lean", "paper-v-only", "8-bit"])
+def test_an_id_outside_the_table_changes_nothing_and_is_counted(preset, ids):
+    bound = Bound(preset)
+    before = bound.snapshot()
+    bound.step_(unchecked(ids, bound.parameter), is_checked=False)
+    settled = bound.kernels.settle_()
+    assert (settled.extra_steps, settled.refused_values, settled.refused_ids) == (-1, 0, 1)
+    assert_unchanged(before, bound.snapshot())
+
+
+def test_steps_after_a_refused_one_go_on_as_if_it_had_not_been():
+    bound, expected = Bound(), Bound()
+    for gradient in (good(), with_number(math.nan), good(), good()):
+        bound.step_(gradient)
+    for _ in range(3):
+        expected.step_(good())
+    bound.kernels.settle_()
+    expected.kernels.settle_()
+    assert_unchanged(expected.snapshot(), bound.snapshot())
+
+
+def test_a_gradient_that_is_not_checked_may_be_anything():
+    bound = Bound("row-wise")
+    bound.step_(with_number(math.nan), is_checked=False)
+    assert not bound.kernels.has_refused()
+    assert bound.parameter[1].isnan().all()
+
+
+def test_a_launch_that_is_repeated_counts_its_steps_on_the_device():
+    """As a CUDA graph does: the host prepares once, and the device takes the same step again."""
+    rule = so.Adam([torch.nn.Parameter(torch.ones(1))]).rule
+    group = {"lr": 0.1, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.0, "maximize": False}
+    replayed, stepped = Bound(), Bound()
+    for number in (1, 2, 3):
+        schedule = Schedule(number, 0.1, 0.0, 0.99, is_after_eps=False)
+        numbers = rule(group, number, memory=PRESETS["lean"], is_sparse=True)
+        step = stepped.kernels.prepare(
+            good(), numbers, is_checked=True, rounding_key=None, schedule=schedule
+        )
+        assert step is not None
+        step.run_()
+    schedule = Schedule(1, 0.1, 0.0, 0.99, is_after_eps=False)
+    numbers = rule(group, 1, memory=PRESETS["lean"], is_sparse=True)
+    step = replayed.kernels.prepare(
+        good(), numbers, is_checked=True, rounding_key=None, schedule=schedule
+    )
+    assert step is not None
+    step.run_()
+    captured = step.launches()
+    for _ in range(2):
+        for launch in captured:
+            launch.run_()
+    assert replayed.kernels.settle_().extra_steps == 2
+    assert_unchanged(stepped.snapshot(), replayed.snapshot())
+
+
+def test_a_scale_that_the_host_changed_reaches_the_device():
+    bound = Bound()
+    bound.step_(good())
+    bound.tensors["scale"].fill_(0.5)
+    bound.step_(good())
+    bound.kernels.settle_()
+    assert bound.tensors["scale"].item() == pytest.approx(0.45)
+
+
+def test_the_order_of_entries_does_not_matter():
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(40, (90,), generator=generator)
+    values = torch.randint(-8, 9, (90, 6), generator=generator) / 8
+    order = torch.randperm(90, generator=generator)
+    one, other = Bound(), Bound()
+    one.step_(sparse(ids, values, SHAPE))
+    other.step_(sparse(ids[order], values[order], SHAPE))
+    assert_unchanged(one.snapshot(), other.snapshot())
+
+
+def test_a_row_has_the_same_bits_whatever_rows_come_with_it():
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(100, 6, generator=generator)
+    alone, together = Bound("row-wise"), Bound("row-wise")
+    hot = torch.full((100,), 7)
+    alone.step_(sparse(hot, values, SHAPE))
+    others = torch.arange(7).repeat(5)
+    everything = torch.cat([values, torch.ones(35, 6)])
+    together.step_(sparse(torch.cat([hot, others]), everything, SHAPE))
+    assert torch.equal(alone.parameter[7], together.parameter[7])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "memory", "reason"),
+    [
+        (torch.float64, PRESETS["lean"], "no kernel for torch.float64"),
+        (torch.float32, PRESETS["rank-one"], "no kernel for RankOne storage"),
+        (
+            torch.float32,
+            so.Memory(None, so.Sketched(width=4, granularity="element", conservative=True)),
+            "conservative by element",
+        ),
+        (
+            torch.float32,
+            so.Memory(so.Quantized(block=64), so.Quantized(block=128)),
+            "blocks of different sizes",
+        ),
+        (torch.float32, so.Memory(None, so.Quantized(block=2048)), "more than 1024 numbers"),
+        (
+            torch.float32,
+            so.Memory(so.Quantized(), so.RowWise()),
+            "share blocks of codes",
+        ),
+    ],
+)
+def test_what_has_no_kernel_is_stepped_by_the_reference_with_a_reason(dtype, memory, reason):
+    parameter = torch.nn.Parameter(torch.ones(1000, 6, dtype=dtype))
+    optimizer = so.Adam([{"params": [parameter], "memory": memory}])
+    parameter.grad = sparse(torch.tensor([1]), torch.ones(1, 6, dtype=dtype), (1000, 6))
+    with stepping_by_gpu_kernels() as taken, pytest.warns(UserWarning, match=reason):
+        optimizer.step()
+    assert taken.kernels == 0

@@ -1,0 +1,80 @@
+"""Steps by the GPU's kernels on tensors of the CPU: interpreted, or recorded and not run."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from sketchoptim import ops
+from sketchoptim.moments import Moments
+from sketchoptim.ops import reference
+
+pytest.importorskip("triton", reason="triton is not installed: make test-gpu installs it")
+
+from sketchoptim.ops import _gpu_launches, gpu
+
+IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+class Counter:
+    """How many steps each backend took."""
+
+    kernels = 0
+    reference = 0
+
+
+@contextmanager
+def stepping_by_gpu_kernels(*, is_run: bool = True) -> Iterator[Counter]:
+    """Steps within are taken by the GPU's kernels, whose launches may be left out.
+
+    Tiles are large, since the interpreter takes as long for a small one.
+    """
+    counter = Counter()
+    run = gpu.GpuStep.run_
+
+    def find(parameter: Tensor, moments: Moments, first_row: int = 0) -> tuple[Any, str | None]:
+        reason = gpu.unsupported_reason(parameter, moments)
+        kernels = gpu.GpuKernels(parameter, moments, first_row=first_row)
+        return (kernels, None) if reason is None else (None, reason)
+
+    def counted(step: gpu.GpuStep) -> None:
+        counter.kernels += 1
+        run(step)
+
+    def left_out(launch: Any) -> None:
+        pass
+
+    with (
+        mock.patch.object(ops, "find_kernels", find),
+        mock.patch.object(gpu.GpuStep, "run_", counted),
+        mock.patch.object(_gpu_launches, "TILE", 1 << 14 if is_run else _gpu_launches.TILE),
+    ):
+        if is_run:
+            yield counter
+        else:
+            with mock.patch.object(_gpu_launches.Launch, "run_", left_out):
+                yield counter
+
+
+@contextmanager
+def stepping_by_reference() -> Iterator[Counter]:
+    """Steps within are taken by the reference, with square roots as IEEE 754 has them."""
+    counter = Counter()
+    run = reference.ReferenceStep.run_
+
+    def counted(step: reference.ReferenceStep) -> None:
+        counter.reference += 1
+        run(step)
+
+    with (
+        ops.reference_only(),
+        mock.patch.object(reference.ReferenceStep, "run_", counted),
+        mock.patch.object(Tensor, "sqrt", lambda x: torch.from_numpy(np.sqrt(x.numpy()))),
+    ):
+        yield counter
