@@ -26,7 +26,7 @@ LAYERS = (
     {"moments"},
     {"ops"},
     {"optim"},
-    {"nn", "diagnostics"},
+    {"nn", "diagnostics", "torchrec"},
     {"_param_groups"},
     {"_cli", "__main__"},
 )

@@ -13,6 +13,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -189,7 +190,18 @@ def world(count: int) -> Iterator[bool]:
     yield is_member
     if is_member:
         _leave()
+    _wait_for_all(ranks)
     _join(rank, ranks)
+
+
+def _wait_for_all(ranks: int) -> None:
+    """Waits until all ranks are here, or one of them has failed."""
+    check, group = _groups_of_check
+    _store.add(f"here {check} {group}", 1)
+    while _store.add(f"here {check} {group}", 0) < ranks:
+        if _store.check([f"failed {check}"]):
+            raise RuntimeError("another rank has failed")
+        time.sleep(0.01)
 
 
 def run_checks(folder: Path) -> None:
@@ -227,6 +239,7 @@ def _outcome(file: str, name: str, shared: Path, rank: int, ranks: int) -> Outco
     except (Exception, pytest.fail.Exception) as error:
         text = "".join(traceback.format_exception(error))
         traceback.clear_frames(error.__traceback__)
+        _store.set(f"failed {_groups_of_check[0]}", "")
         return "failed", text
     finally:
         # Also frees ranks that wait for this one: their connection is closed.
