@@ -162,6 +162,7 @@ class _Plan:
                 "CORRECTION": correction,
                 "FIRST_DECAYS": self.first.decays,
                 "SECOND_DECAYS": self.second.decays,
+                "HAS_PIECES": self.has_pieces,
                 **self.forgets,
                 **self.tile,
                 **OPTIONS,
@@ -241,8 +242,10 @@ class _Plan:
             arguments |= {"BLOCK": block, "ROWS": 1, **OPTIONS_IN_ORDER}
             grid = (triton.cdiv(call.dim, shape.stride if first.block or second.block else block),)
             return [Launch(moves.move_rows_in_order, grid, arguments)]
-        arguments |= OPTIONS
-        return [Launch(moves.move_rows, (triton.cdiv(call.positions, shape.rows),), arguments)]
+        # The ratio form divides in every hash row, which takes more registers.
+        tile_rows = max(1, shape.rows // 2) if rule.is_ratio else shape.rows
+        arguments |= {"ROWS": tile_rows, **OPTIONS}
+        return [Launch(moves.move_rows, (triton.cdiv(call.positions, tile_rows),), arguments)]
 
     def _move_blocks(self, flags: dict[str, bool], block_rows: int) -> list[Launch]:
         call, first, second = self.call, self.first, self.second

@@ -136,7 +136,8 @@ def begin(
     first_decay: tl.int64, second_weight: tl.int64, second_decay: tl.int64,
     CORRECTION: tl.constexpr, FIRST_DECAYS: tl.constexpr, FIRST_FORGETS: tl.constexpr,
     SECOND_DECAYS: tl.constexpr, SECOND_FORGETS: tl.constexpr,
-    DIM: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    HAS_PIECES: tl.constexpr, DIM: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
 ):  # fmt: skip
     """Program 0 writes the numbers of the step; the others sum the pieces of long runs."""
     program = tl.program_id(0)
@@ -154,7 +155,7 @@ def begin(
             ledger, second_weight, second_decay, slots.SECOND, slots.SECOND_LASTING, SECOND_DECAYS,
             SECOND_FORGETS,
         )  # fmt: skip
-    else:
+    elif HAS_PIECES:
         at = ((program - 1) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
         _sum_pieces(entries, ids, order, partials, count, at, DIM, STRIDE, BLOCK)
 
