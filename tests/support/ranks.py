@@ -190,18 +190,19 @@ def world(count: int) -> Iterator[bool]:
     yield is_member
     if is_member:
         _leave()
-    _wait_for_all(ranks)
+    _wait_for_all(ranks, "back")
     _join(rank, ranks)
 
 
-def _wait_for_all(ranks: int) -> None:
-    """Waits until all ranks are here, or one of them has failed."""
+def _wait_for_all(ranks: int, where: str) -> None:
+    """Waits until all ranks have come so far, or one of them has failed."""
     check, group = _groups_of_check
-    _store.add(f"here {check} {group}", 1)
-    while _store.add(f"here {check} {group}", 0) < ranks:
+    key = f"{where} {check} {group}"
+    _store.add(key, 1)
+    while _store.add(key, 0) < ranks:
         if _store.check([f"failed {check}"]):
             raise RuntimeError("another rank has failed")
-        time.sleep(0.01)
+        time.sleep(0.005)
 
 
 def run_checks(folder: Path) -> None:
@@ -272,6 +273,8 @@ def _join(rank: int, count: int) -> bool:
         world_size=count,
         timeout=timedelta(seconds=COLLECTIVE_SECONDS),
     )
+    # A rank that left at once, by a skip, would not be there for those that still connect.
+    _wait_for_all(count, "joined")
     return True
 
 
