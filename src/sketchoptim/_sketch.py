@@ -114,6 +114,9 @@ class CountMinSketch(Sketch):
             raise ValueError("other must be conservative exactly if this sketch is")
         return super().merge_(other)
 
+    def _likeness(self) -> tuple[Any, ...]:
+        return *super()._likeness(), self.conservative
+
     def combine(self, readings: Tensor) -> Tensor:
         return readings.amin(0)
 

@@ -2,13 +2,16 @@
 
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from . import _hashing, _rounding, _rows
 from ._validation import check_int, check_positive_int
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 COUNTER_DTYPES = (torch.float32, torch.bfloat16)
 # The lazily applied scale stays within these bounds, so float32 counters neither under- nor
@@ -207,6 +210,37 @@ class Sketch:
         merged = self.counters.float() + other.counters.to(self.counters.device).float() * ratio
         self.counters.copy_(self._as_counters(merged - self._stored_start))
         return self
+
+    def all_reduce_(self, group: "ProcessGroup | None" = None) -> Self:
+        """The sketch of the streams of all processes of a group, in each of them, by one sum.
+
+        Counters add up, so the result is `merge_` of all: up to rounding, the sketch of the whole
+        stream in one process. Sums of conservative sketches are never below the truth, and never
+        above a plain count-min sketch of the whole stream
+        (`tests/distributed/test_merging.py`).
+
+        Sketches that are not alike are refused in all processes, and nothing changes.
+        """
+        import torch.distributed as dist
+
+        found: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(found, (self._likeness(), self.start), group)
+        for rank, (likeness, start) in enumerate(found):
+            if likeness != found[0][0] or not math.isclose(start, found[0][1], rel_tol=1e-5):
+                raise ValueError(
+                    "sketches of all processes must be of one kind, size, dtype, seed and start, "
+                    f"but rank {rank} of the group differs from rank 0; build and scale them alike"
+                )
+        total = self.counters.float().mul_(self.scale.item())
+        dist.all_reduce(total, group=group)
+        total -= (len(found) - 1) * self.start
+        self.counters.copy_(self._as_counters(total.div_(self.scale.item())))
+        return self
+
+    def _likeness(self) -> tuple[Any, ...]:
+        """What sketches must have in common to be merged, in plain values."""
+        size = tuple(self.counters.shape)
+        return type(self).__name__, size, str(self.counters.dtype), self.words.tolist()
 
     # -- for moments: unchecked --------------------------------------------------------------
 
