@@ -39,7 +39,7 @@ def stepping_by_gpu_kernels(*, is_run: bool = True) -> Iterator[Counter]:
     run = gpu.GpuStep.run_
 
     def find(parameter: Tensor, moments: Moments, first_row: int = 0) -> tuple[Any, str | None]:
-        reason = gpu.unsupported_reason(parameter, moments)
+        reason = gpu.unsupported_reason(parameter, moments, first_row)
         kernels = gpu.GpuKernels(parameter, moments, first_row=first_row)
         return (kernels, None) if reason is None else (None, reason)
 

@@ -1,18 +1,21 @@
 """Backends: each takes prepared steps of single parameters and runs them."""
 
-from ._dispatch import Kernels, PreparedStep, find_kernels, reference_only
+from ._dispatch import CountingKernels, Kernels, PreparedStep, find_kernels, reference_only
 from ._rule import AnyRule, FusedRule, Rule
+from ._schedule import Schedule
 from .reference import LARGEST_GRADIENT, Reference, ReferenceStep
 
 __all__ = [
     "LARGEST_GRADIENT",
     "AnyRule",
+    "CountingKernels",
     "FusedRule",
     "Kernels",
     "PreparedStep",
     "Reference",
     "ReferenceStep",
     "Rule",
+    "Schedule",
     "find_kernels",
     "reference_only",
 ]

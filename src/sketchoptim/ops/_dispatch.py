@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Protocol
+from types import ModuleType
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -46,6 +47,28 @@ class Kernels(Protocol):
         """Why `prepare` gave None, and the remedy."""
 
 
+class Settled(NamedTuple):
+    """What a device has done beyond what the host knew."""
+
+    extra_steps: int
+    """Steps that the device took and the host did not count: negative for refused ones."""
+    refused_values: int
+    """Steps refused because a gradient was not finite."""
+    refused_ids: int
+    """Steps refused because a row id was outside the table."""
+
+
+@runtime_checkable
+class CountingKernels(Kernels, Protocol):
+    """Kernels whose device checks gradients and counts steps, while the host goes on."""
+
+    def has_refused(self) -> bool:
+        """Whether the device has reported refusals that `settle_` did not return yet; no wait."""
+
+    def settle_(self) -> Settled:
+        """Waits for the device, and gives the host's moments what the device has counted."""
+
+
 _is_reference_only = ContextVar("is_reference_only", default=False)
 
 
@@ -70,6 +93,8 @@ def find_kernels(
     """
     if _is_reference_only.get():
         return None, None
+    if parameter.device.type == "cuda":
+        return _gpu_kernels(parameter, moments, first_row)
     if parameter.device.type != "cpu":
         return None, f"there are no kernels for the device {parameter.device} yet"
     if _native.library() is None:
@@ -78,3 +103,26 @@ def find_kernels(
     if reason is not None:
         return None, reason
     return cpu.CpuKernels(parameter, moments, first_row=first_row), None
+
+
+def gpu_module() -> ModuleType | None:
+    """The kernels in Triton, imported when they are first asked for; None without triton."""
+    try:
+        from . import gpu
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "triton":
+            raise
+        return None
+    return gpu
+
+
+def _gpu_kernels(
+    parameter: Tensor, moments: Moments, first_row: int
+) -> tuple[Kernels | None, str | None]:
+    gpu = gpu_module()
+    if gpu is None:
+        return None, "triton is not installed; torch's builds for GPUs bring it along"
+    reason = gpu.unsupported_reason(parameter, moments, first_row)
+    if reason is not None:
+        return None, reason
+    return gpu.GpuKernels(parameter, moments, first_row), None

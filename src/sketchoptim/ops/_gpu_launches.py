@@ -10,7 +10,6 @@ from torch import Tensor
 from ..moments import Average
 from ._gpu_moment import GpuMoment, mode_of
 from ._rule import FusedRule
-from ._schedule import Schedule
 from ._triton import blocks, moves, prepare, rows
 from .reference import LARGEST_GRADIENT
 
@@ -71,7 +70,6 @@ class Call(NamedTuple):
     second: GpuMoment
     shape: Shape
     rule: FusedRule
-    schedule: Schedule | None
     ids: Tensor | None
     values: Tensor
     is_checked: bool
@@ -138,7 +136,7 @@ class _Plan:
 
     def _begin(self) -> Launch:
         call, rule = self.call, self.rule
-        correction, size, clip, first_beta, second_beta = _correction(rule, call.schedule)
+        correction, size, clip, first_beta, second_beta = _correction(rule)
         first, second = (rule.first or Average(1.0, 0.0)), (rule.second or Average(1.0, 0.0))
         numbers = {
             "step_size": size, "second_root": rule.second_root, "clip": clip,
@@ -156,7 +154,7 @@ class _Plan:
                 "ledger": call.ledger,
                 "flag": call.flag,
                 **self.gradient,
-                "expected_step": -1 if call.schedule is None else call.schedule.step,
+                "expected_step": -1 if rule.schedule is None else rule.schedule.step,
                 "weights_key": call.rounding_key or 0,
                 **{name: _bits(number) for name, number in numbers.items()},
                 "CORRECTION": correction,
@@ -220,8 +218,8 @@ class _Plan:
         call, rule, first, second = self.call, self.rule, self.first, self.second
         shape = call.shape
         has_root = rule.second_root != 1.0
-        if call.schedule is not None and call.schedule.is_after_eps is not None:
-            has_root = call.schedule.is_after_eps
+        if rule.schedule is not None and rule.schedule.is_after_eps is not None:
+            has_root = rule.schedule.is_after_eps
         flags = {
             "HAS_NESTEROV": rule.nesterov is not None, "HAS_ROOT": has_root,
             "HAS_CLIP": rule.clip is not None, "IS_STOCHASTIC": call.rounding_key is not None,
@@ -283,11 +281,9 @@ class _Plan:
         return (max(1, min(programs, MOST_PROGRAMS_OF_COUNTERS)),)
 
 
-def _correction(
-    rule: FusedRule, schedule: Schedule | None
-) -> tuple[int, float, float, float, float]:
+def _correction(rule: FusedRule) -> tuple[int, float, float, float, float]:
     """The kind of correction, and the numbers that it starts from."""
-    clip = rule.clip or 0.0
+    schedule, clip = rule.schedule, rule.clip or 0.0
     if schedule is None:
         return prepare.PLAIN.value, rule.step_size, clip, 0.0, 0.0
     if schedule.is_after_eps is None:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from .._sketch import median
 from ..moments import Average
+from ._schedule import Schedule
 
 # rows [k, dim], gradient [k, dim], first and second moment ([k, dim], [k, 1] or None) -> new rows
 Update = Callable[[Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
@@ -79,6 +80,7 @@ class FusedRule(NamedTuple):
         maximize: Whether to climb.
         clip: A bound for each element of the direction, or None.
         is_ratio: Divide in each hash row and take the median of the quotients.
+        schedule: Where these numbers come from, for kernels that count steps by themselves.
     """
 
     step_size: float
@@ -92,6 +94,7 @@ class FusedRule(NamedTuple):
     maximize: bool = False
     clip: float | None = None
     is_ratio: bool = False
+    schedule: Schedule | None = None
 
     @property
     def reads_before(self) -> bool:

@@ -7,7 +7,7 @@ The host learns of refusals later: from a report in its own memory, or when it s
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple, assert_never
+from typing import assert_never
 
 import torch
 from torch import Tensor
@@ -17,17 +17,17 @@ from .. import _hashing
 from .._torch_private import entries
 from .._validation import PLAIN_TENSORS
 from ..moments import ArrayView, CodesView, Moment, Moments, SketchView
+from ._dispatch import Settled
 from ._gpu_launches import MOST_COLUMNS, Call, Launch, Shape, launches
 from ._gpu_moment import GpuMoment
 from ._rule import AnyRule, FusedRule
-from ._schedule import Schedule
 from ._triton import slots
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _MAX_DEPTH = 32
 
 
-def unsupported_reason(parameter: Tensor, moments: Moments) -> str | None:
+def unsupported_reason(parameter: Tensor, moments: Moments, first_row: int = 0) -> str | None:
     """Why there are no kernels for a parameter with these moments, and the remedy, or None."""
     if parameter.dtype not in _FLOATS:
         known = ", ".join(str(dtype) for dtype in _FLOATS)
@@ -38,8 +38,8 @@ def unsupported_reason(parameter: Tensor, moments: Moments) -> str | None:
         return f"it has the strides {parameter.stride()}; use contiguous()"
     if parameter.numel() == 0:
         return "it has no elements"
-    if parameter.shape[:1].numel() > _hashing.MAX_ID + 1:
-        return f"it has more than {_hashing.MAX_ID + 1} rows; use several tables"
+    if first_row + parameter.shape[:1].numel() > _hashing.MAX_ID + 1:
+        return f"its table has more than {_hashing.MAX_ID + 1} rows; use several tables"
     for moment in moments:
         reason = None if moment is None else _unsupported_storage(moment)
         if reason is not None:
@@ -48,6 +48,8 @@ def unsupported_reason(parameter: Tensor, moments: Moments) -> str | None:
 
 
 def _unsupported_storage(moment: Moment) -> str | None:
+    if moment.gathers and moment.held is not None:
+        return "processes exchange its rows in the middle of a step, where no kernel stops"
     view = moment.kernel_view()
     match view:
         case None:
@@ -77,17 +79,6 @@ def _unsupported_blocks(parameter: Tensor, moments: Moments) -> str | None:
             if isinstance(view, SketchView) or (isinstance(view, ArrayView) and view.is_by_row):
                 return "its rows share blocks of codes with one moment alone; use one storage"
     return None
-
-
-class Settled(NamedTuple):
-    """What the device has done beyond what the host knew."""
-
-    extra_steps: int
-    """Steps that the device took and the host did not count: negative for refused ones."""
-    refused_values: int
-    """Steps refused because a gradient was not finite."""
-    refused_ids: int
-    """Steps refused because a row id was outside the table."""
 
 
 class GpuKernels:
@@ -122,7 +113,6 @@ class GpuKernels:
         *,
         is_checked: bool,
         rounding_key: int | None,
-        schedule: Schedule | None = None,
     ) -> "GpuStep | None":
         """The step along a gradient; the device checks it when it runs."""
         is_readable = gradient.is_sparse or (gradient.is_contiguous() and not gradient.is_neg())
@@ -138,7 +128,7 @@ class GpuKernels:
                     f"the gradient must have {ids.numel()} rows of {self.dim} numbers of "
                     f"{self.parameter.dtype}, got {list(values.shape)} of {values.dtype}"
                 )
-        return GpuStep(self, rule, ids, values, is_checked, rounding_key, schedule)
+        return GpuStep(self, rule, ids, values, is_checked, rounding_key)
 
     def push_(self, step: int) -> None:
         """Gives the device what the host has, where that is not what the device will have."""
@@ -185,7 +175,6 @@ class GpuStep:
     values: Tensor
     is_checked: bool
     rounding_key: int | None
-    schedule: Schedule | None
 
     @property
     def is_finite(self) -> bool:
@@ -194,12 +183,7 @@ class GpuStep:
 
     @property
     def touched(self) -> int:
-        """How many rows it moves: this one waits for the device where ids may repeat."""
-        return self.kernels.rows if self.ids is None else int(torch.unique(self.ids).numel())
-
-    @property
-    def touched_at_most(self) -> int:
-        """A bound that takes no look at the ids."""
+        """How many rows it moves at most: which ids repeat, only the device knows."""
         rows = self.kernels.rows
         return rows if self.ids is None else min(self.ids.numel(), rows)
 
@@ -208,7 +192,8 @@ class GpuStep:
         """Launches the kernels; nothing here waits for the device."""
         kernels = self.kernels
         host_step = kernels.expected[0] if kernels.expected else 0.0
-        kernels.push_(int(host_step) if self.schedule is None else self.schedule.step - 1)
+        schedule = self.rule.schedule
+        kernels.push_(int(host_step) if schedule is None else schedule.step - 1)
         for launch in self.launches():
             launch.run_()
         kernels.predict_(self.rule)
@@ -229,7 +214,6 @@ class GpuStep:
                 second=kernels.second,
                 shape=kernels.shape,
                 rule=self.rule,
-                schedule=self.schedule,
                 ids=self.ids,
                 values=self.values,
                 is_checked=self.is_checked,

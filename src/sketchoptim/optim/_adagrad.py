@@ -8,7 +8,7 @@ from torch.optim import adagrad as torch_adagrad
 
 from .._validation import check_number
 from ..moments import Average
-from ..ops import FusedRule
+from ..ops import FusedRule, Schedule
 from ..storage import Memory
 from ._binding import Binding
 from .base import Group, Optimizer, Twins
@@ -79,6 +79,9 @@ class Adagrad(Optimizer):
             maximize=group["maximize"],
             clip=memory.clip,
         )
+
+    def schedule(self, group: Group, step: int, *, memory: Memory, is_sparse: bool) -> Schedule:
+        return Schedule(step, rate=float(group["lr"]), rate_decay=float(group["lr_decay"]))
 
     def torch_step_(self, group: Group, bindings: list[Binding]) -> None:
         torch_adagrad.adagrad(

@@ -9,7 +9,7 @@ from torch.optim import adam as torch_adam
 
 from .._validation import check_number
 from ..moments import Average, Name
-from ..ops import FusedRule
+from ..ops import FusedRule, Schedule
 from ..storage import Memory
 from ._binding import Binding
 from .base import Group, Optimizer, Twins
@@ -122,6 +122,17 @@ class Adam(Optimizer):
             # The bound is for the step, which has the bias correction in it; the direction has not.
             clip=None if memory.clip is None else memory.clip * denominator / numerator,
             is_ratio=memory.form == "ratio",
+        )
+
+    def schedule(self, group: Group, step: int, *, memory: Memory, is_sparse: bool) -> Schedule:
+        beta1, beta2 = map(float, group["betas"])
+        return Schedule(
+            step,
+            rate=float(group["lr"]),
+            first_decay=0.0 if memory.first is None else beta1,
+            second_decay=beta2,
+            is_after_eps=not is_sparse,
+            clip=memory.clip,
         )
 
     def torch_step_(self, group: Group, bindings: list[Binding]) -> None:

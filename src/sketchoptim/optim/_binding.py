@@ -47,6 +47,8 @@ class Binding:
     storages: dict[Name, Storage]
     moments: Moments
     kernels: ops.Kernels | None
+    counting: ops.CountingKernels | None
+    """The kernels, if their device counts the steps."""
     fallback_reason: str | None
     """Why there are no kernels, where a user can change that."""
     delegates_to_torch: bool
@@ -120,6 +122,7 @@ class Binding:
         if self.kernels is not None:
             step = self.kernels.prepare(gradient, rule, is_checked=is_checked, rounding_key=key)
         if step is None:
+            self.settle_(nonfinite)
             reason = self.fallback_reason
             if self.kernels is not None:
                 reason = self.kernels.unsupported_reason(gradient, rule)
@@ -135,6 +138,30 @@ class Binding:
                 "steps"
             )
         return BoundStep(self, rule, step, number, not step.is_finite, reason)
+
+    def settle_(self, nonfinite: Literal["raise", "skip", "unchecked"]) -> None:
+        """Gives the state what a device has counted, if one counts, and raises what it refused.
+
+        A step that the device refused has changed nothing there; later ones have gone on.
+        """
+        if self.counting is None:
+            return
+        extra_steps, values, ids = self.counting.settle_()
+        self.step_count.value += extra_steps
+        owner = f"the gradient of the parameter of shape {list(self.parameter.shape)}"
+        if ids:
+            raise ValueError(
+                f"{owner} must have row ids between 0 and {self.parameter.shape[0] - 1}, got "
+                f"others in {ids} earlier steps; the device has left these steps out"
+            )
+        if values and nonfinite == "raise":
+            raise ValueError(
+                f"{owner} must be finite and within {ops.LARGEST_GRADIENT:.2g}, got NaN, inf or "
+                f"more in {values} earlier steps; the device has left these steps out. "
+                'nonfinite="skip" skips and counts such steps'
+            )
+        if values:
+            self.state["skipped"] = self.state.get("skipped", 0) + values
 
 
 class BoundStep(NamedTuple):
@@ -184,6 +211,8 @@ def bind(
     New state is in the binding alone until the optimizer takes it over.
     """
     _checks.check_parameter(parameter)
+    if previous is not None:
+        previous.settle_(group["nonfinite"])
     state = optimizer.state.get(parameter)
     memory = optimizer.memory_in_force(parameter, group)
     storages = optimizer.storages(group, memory)
@@ -224,6 +253,7 @@ def bind(
         storages=storages,
         moments=opened,
         kernels=kernels,
+        counting=kernels if isinstance(kernels, ops.CountingKernels) else None,
         fallback_reason=reason,
         is_watched=memory != group["memory"]
         or (opened.first is not None and opened.first.storage.collides),
@@ -278,6 +308,7 @@ def open_moments(storages: dict[Name, Storage], state: State, table: Table) -> M
 
 def live_moments(optimizer: "Optimizer", parameter: Tensor, group: "Group") -> Moments:
     """The moments of a parameter that has state, to look at or to fill."""
+    optimizer.settle_()
     storages = optimizer.storages(group, optimizer.memory_in_force(parameter, group))
     table = _sharding.table_of(parameter, key_of(parameter, optimizer))
     return open_moments(storages, optimizer.state[parameter], table)

@@ -11,7 +11,6 @@ from torch import Tensor
 import sketchoptim as so
 from sketchoptim.moments import Average, Moments, Table, create, open_moment
 from sketchoptim.ops import FusedRule, gpu
-from sketchoptim.ops._schedule import Schedule
 from sketchoptim.storage import PRESETS
 
 pytestmark = pytest.mark.skipif(not IS_INTERPRETED, reason="needs TRITON_INTERPRET=1")
@@ -32,10 +31,13 @@ class Bound:
         moments = Moments(None, open_moment(storage, "second", self.tensors))
         self.kernels = gpu.GpuKernels(self.parameter, moments)
 
-    def step_(self, gradient: Tensor, *, is_checked: bool = True) -> None:
-        step = self.kernels.prepare(gradient, RULE, is_checked=is_checked, rounding_key=None)
+    def step_(
+        self, gradient: Tensor, *, is_checked: bool = True, rule: FusedRule = RULE
+    ) -> gpu.GpuStep:
+        step = self.kernels.prepare(gradient, rule, is_checked=is_checked, rounding_key=None)
         assert step is not None
         step.run_()
+        return step
 
     def snapshot(self) -> list[Tensor]:
         return [self.parameter.clone(), *(self.tensors[name].clone() for name in self.tensors)]
@@ -49,6 +51,14 @@ def with_number(number: float) -> Tensor:
     values = torch.ones(3, 6)
     values[1, 2] = number
     return sparse(torch.tensor([3, 1, 3]), values, SHAPE)
+
+
+def scheduled(optimizer: so.Adam, number: int) -> FusedRule:
+    """The rule of a step with what its numbers come from."""
+    group, lean = optimizer.param_groups[0], PRESETS["lean"]
+    schedule = optimizer.schedule(group, number, memory=lean, is_sparse=True)
+    rule = optimizer.rule(group, number, memory=lean, is_sparse=True)
+    return rule._replace(schedule=schedule)
 
 
 def assert_unchanged(before: list[Tensor], after: list[Tensor]) -> None:
@@ -100,24 +110,11 @@ def test_a_gradient_that_is_not_checked_may_be_anything():
 
 def test_a_launch_that_is_repeated_counts_its_steps_on_the_device():
     """As a CUDA graph does: the host prepares once, and the device takes the same step again."""
-    rule = so.Adam([torch.nn.Parameter(torch.ones(1))]).rule
-    group = {"lr": 0.1, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.0, "maximize": False}
+    adam = so.Adam([torch.nn.Parameter(torch.ones(1))], lr=0.1, betas=(0.9, 0.99))
     replayed, stepped = Bound(), Bound()
     for number in (1, 2, 3):
-        schedule = Schedule(number, 0.1, 0.0, 0.99, is_after_eps=False)
-        numbers = rule(group, number, memory=PRESETS["lean"], is_sparse=True)
-        step = stepped.kernels.prepare(
-            good(), numbers, is_checked=True, rounding_key=None, schedule=schedule
-        )
-        assert step is not None
-        step.run_()
-    schedule = Schedule(1, 0.1, 0.0, 0.99, is_after_eps=False)
-    numbers = rule(group, 1, memory=PRESETS["lean"], is_sparse=True)
-    step = replayed.kernels.prepare(
-        good(), numbers, is_checked=True, rounding_key=None, schedule=schedule
-    )
-    assert step is not None
-    step.run_()
+        stepped.step_(good(), rule=scheduled(adam, number))
+    step = replayed.step_(good(), rule=scheduled(adam, 1))
     captured = step.launches()
     for _ in range(2):
         for launch in captured:
