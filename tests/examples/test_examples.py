@@ -17,7 +17,9 @@ OUR_WARNINGS = re.compile(r"UserWarning: .*(sketchoptim|so\.)")
 def run(script: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     # Models this small gain nothing from threads, which wait for one another on a busy machine.
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(FOLDER / script), *arguments]
+    several = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    launcher = several if script == "fsdp2.py" else []
+    command = [sys.executable, *launcher, str(FOLDER / script), *arguments]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from ..moments import Table
 from ..optim._names import named_parameters
+from ..optim._sharding import local
 from ..optim._state import parts_of
 from ..optim.base import Optimizer
 from ..storage import PRESETS
@@ -65,7 +66,8 @@ class MemoryReport:
 def memory_report(optimizer: Optimizer | Iterable[Optimizer]) -> MemoryReport:
     """The bytes that the state of an optimizer takes now, or of several, by parameter and moment.
 
-    A parameter gets its state with its first gradient; before that, its state takes no bytes.
+    A parameter gets its state with its first gradient; before that, its state takes no bytes. Where
+    processes divide a parameter among them, its bytes are those of this process.
     """
     several = list(optimizer) if isinstance(optimizer, Iterable) else [optimizer]
     for one in several:
@@ -76,20 +78,20 @@ def memory_report(optimizer: Optimizer | Iterable[Optimizer]) -> MemoryReport:
 
 def _parameters(optimizer: Optimizer) -> Iterator[ParameterMemory]:
     for name, parameter, group in named_parameters(optimizer):
-        state = optimizer.state.get(parameter, {})
+        state, held = optimizer.state.get(parameter, {}), local(parameter)
         moment_bytes: dict[str, int] = {
             moment: sum(tensor.nbytes for tensor in parts_of(state, moment).values())
             for moment in optimizer.moment_names
         }
         exact_bytes = 0
         if state or parameter.requires_grad:
-            table = Table(parameter.shape, parameter.dtype, parameter.device)
+            table = Table(held.shape, held.dtype, held.device)
             exact = optimizer.storages(group, PRESETS["exact"])
             exact_bytes = sum(rank_bytes(exact[moment], moment, table).state for moment in exact)
         yield ParameterMemory(
             name=name,
             shape=tuple(parameter.shape),
-            parameter_bytes=parameter.nbytes,
+            parameter_bytes=held.nbytes,
             moment_bytes=moment_bytes,
             exact_bytes=exact_bytes,
         )
