@@ -107,7 +107,6 @@ class Optimizer(torch.optim.Optimizer):
         _checks.check_moments(type(self).__name__, self.moment_names, group["memory"])
         self.check_options(options)
         super().add_param_group(group)
-        self._divided = _sharding.divided_parameters(self)
 
     def option_names(self) -> set[str]:
         """The options that a group must have."""
@@ -161,6 +160,8 @@ class Optimizer(torch.optim.Optimizer):
     profile_hook_step = staticmethod(_torch_private.hooked_when_needed)  # type: ignore[assignment]
 
     _bindings: dict[int, Binding]  # by id of the parameter, which a binding keeps alive
+    _lists: list[list[Tensor]]  # of the parameters of each group, when these were found:
+    _divided: _sharding.Divided
 
     def _step_(self) -> None:
         with self._lock:
@@ -168,6 +169,10 @@ class Optimizer(torch.optim.Optimizer):
                 return _blank_state.create_(self)
             fresh: list[Binding] = []
             steps: list[BoundStep] = []
+            lists = [group["params"] for group in self.param_groups]
+            # accelerate puts sharded parameters into an optimizer that was built with whole ones.
+            if len(lists) != len(self._lists) or any(map(operator.is_not, lists, self._lists)):
+                self._lists, self._divided = lists, _sharding.divided_parameters(self)
             try:
                 delegated = [self._prepare(group, fresh, steps) for group in self.param_groups]
             except Exception:
@@ -313,10 +318,10 @@ class Optimizer(torch.optim.Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._reset_caches_()
-        self._divided = _sharding.divided_parameters(self)
 
     def _reset_caches_(self) -> None:
         self._lock = threading.Lock()
         self._warned: set[tuple[int, str]] = set()
         self._bindings = {}
+        self._lists, self._divided = [], {}
         self._validated: dict[int, Options] = {}  # by id of the group
