@@ -7,6 +7,7 @@ from gradients import sparse
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sketchoptim as so
+from experiments.studies.gpu_model import Case, models
 from sketchoptim.ops import _gpu_launches
 from sketchoptim.storage import PRESETS
 
@@ -58,6 +59,7 @@ def traced_step(memory: so.Memory, monkeypatch: pytest.MonkeyPatch) -> list[str]
 def test_a_lean_step_is_one_sort_and_four_kernels(monkeypatch):
     names = traced_step(PRESETS["lean"], monkeypatch)
     assert names == ["sort", "begin", "inspect", "move_rows", "finish"]
+    assert len(names) == models(Case())["lean"].launches
 
 
 ORDINARY = ("lean", "row-wise", "exact", "8-bit", "paper-mv", "paper-v")
