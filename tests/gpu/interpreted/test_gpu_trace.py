@@ -1,5 +1,8 @@
 """A recorded trace of a step: how many launches it makes, and that it waits for nothing."""
 
+from collections.abc import Callable
+from unittest import mock
+
 import pytest
 import torch
 from gpu_steps import stepping_by_gpu_kernels
@@ -8,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import sketchoptim as so
 from experiments.studies.gpu_model import Case, models
-from sketchoptim.ops import _gpu_launches
+from sketchoptim.ops._gpu_launches import Launch
 from sketchoptim.storage import PRESETS
 
 # Operations that read numbers of a device, or whose result has a shape that depends on them.
@@ -35,7 +38,11 @@ class Trace(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def traced_step(memory: so.Memory, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def recorded(trace: Trace) -> Callable[[Launch], None]:
+    return lambda launch: trace.names.append(launch.kernel.__name__)
+
+
+def traced_step(memory: so.Memory) -> list[str]:
     """What the second step of a table launches: operations of torch and kernels, in order."""
     parameter = torch.nn.Parameter(torch.zeros(1000, 32))
     optimizer = so.Adam([{"params": [parameter], "memory": memory}])
@@ -46,18 +53,13 @@ def traced_step(memory: so.Memory, monkeypatch: pytest.MonkeyPatch) -> list[str]
             state = optimizer.state[parameter].values() if number == 2 else []
             # Numbers of the state that are kept on the CPU whatever the parameter's device.
             host = [it for it in state if isinstance(it, torch.Tensor) and not it.dim()]
-            with Trace(host) as trace:
-                monkeypatch.setattr(
-                    _gpu_launches.Launch,
-                    "run_",
-                    lambda launch, trace=trace: trace.names.append(launch.kernel.__name__),
-                )
+            with Trace(host) as trace, mock.patch.object(Launch, "run_", recorded(trace)):
                 optimizer.step()
     return trace.names
 
 
-def test_a_lean_step_is_one_sort_and_four_kernels(monkeypatch):
-    names = traced_step(PRESETS["lean"], monkeypatch)
+def test_a_lean_step_is_one_sort_and_four_kernels():
+    names = traced_step(PRESETS["lean"])
     assert names == ["sort", "begin", "inspect", "move_rows", "finish"]
     assert len(names) == models(Case())["lean"].launches
 
@@ -80,7 +82,7 @@ def by_element(decay):
     ],
     ids=[*ORDINARY, "linear", "ratio", "paper by row", "lean in bfloat16"],
 )
-def test_a_step_makes_at_most_six_launches_and_waits_for_none(memory, monkeypatch):
-    names = traced_step(memory, monkeypatch)
+def test_a_step_makes_at_most_six_launches_and_waits_for_none(memory):
+    names = traced_step(memory)
     assert len(names) <= 6
     assert not [name for name in names for waiting in WAITING if waiting in name]
