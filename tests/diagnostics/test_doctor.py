@@ -1,6 +1,7 @@
 """`sketchoptim doctor`: which backend runs, and why."""
 
 import os
+from importlib.metadata import PackageNotFoundError
 
 import pytest
 from typer.testing import CliRunner
@@ -30,3 +31,21 @@ def test_doctor_says_what_tables_in_files_find_here(monkeypatch: pytest.MonkeyPa
     assert "rows are read alone; reserve=True works" in findings()["tables in files"]
     monkeypatch.delattr(os, "posix_fallocate")
     assert "reserve=True is refused" in findings()["tables in files"]
+
+
+@pytest.mark.parametrize(
+    ("triton", "expected"),
+    [("3.7.1", "kernels in Triton, version 3.7.1"), (None, "slower: triton is not installed")],
+)
+def test_doctor_says_which_kernels_a_gpu_would_run(
+    monkeypatch: pytest.MonkeyPatch, triton: str | None, expected: str
+) -> None:
+    def version(package: str) -> str:
+        if package != "triton":
+            return "1"
+        if triton is None:
+            raise PackageNotFoundError(package)
+        return triton
+
+    monkeypatch.setattr("sketchoptim.diagnostics._doctor.version", version)
+    assert findings()["gpu backend"].endswith(expected)

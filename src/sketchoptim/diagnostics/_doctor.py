@@ -3,7 +3,7 @@
 import mmap
 import os
 import platform
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
@@ -22,7 +22,8 @@ def findings() -> dict[str, str]:
         "cpu backend": _cpu_backend(),
         "huge pages": _huge_pages(),
         "tables in files": _tables_in_files(),
-        "gpu backend": "reference kernels, on the GPU's own torch operations",
+        "gpu": _gpu(),
+        "gpu backend": _gpu_backend(),
         "SKETCHOPTIM_REQUIRE_NATIVE": os.environ.get("SKETCHOPTIM_REQUIRE_NATIVE", "not set"),
     }
 
@@ -33,6 +34,21 @@ def _cpu_backend() -> str:
     except OSError as error:
         return f"reference kernels, many times slower: {error}"
     return f"native kernels, level {_native.level()}: {loaded._name}"
+
+
+def _gpu() -> str:
+    if not torch.cuda.is_available():
+        return "none that torch finds"
+    return ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+
+
+def _gpu_backend() -> str:
+    """Which kernels step tables on a GPU, or would if there was one."""
+    prefix = "" if torch.cuda.is_available() else "on a GPU it would be "
+    try:
+        return f"{prefix}kernels in Triton, version {version('triton')}"
+    except PackageNotFoundError:
+        return f"{prefix}reference kernels, many times slower: triton is not installed"
 
 
 def _huge_pages() -> str:
