@@ -122,7 +122,6 @@ class Binding:
         if self.kernels is not None:
             step = self.kernels.prepare(gradient, rule, is_checked=is_checked, rounding_key=key)
         if step is None:
-            self.settle_(nonfinite)
             reason = self.fallback_reason
             if self.kernels is not None:
                 reason = self.kernels.unsupported_reason(gradient, rule)
@@ -138,30 +137,6 @@ class Binding:
                 "steps"
             )
         return BoundStep(self, rule, step, number, not step.is_finite, reason)
-
-    def settle_(self, nonfinite: Literal["raise", "skip", "unchecked"]) -> None:
-        """Gives the state what a device has counted, if one counts, and raises what it refused.
-
-        A step that the device refused has changed nothing there; later ones have gone on.
-        """
-        if self.counting is None:
-            return
-        extra_steps, values, ids = self.counting.settle_()
-        self.step_count.value += extra_steps
-        owner = f"the gradient of the parameter of shape {list(self.parameter.shape)}"
-        if ids:
-            raise ValueError(
-                f"{owner} must have row ids between 0 and {self.parameter.shape[0] - 1}, got "
-                f"others in {ids} earlier steps; the device has left these steps out"
-            )
-        if values and nonfinite == "raise":
-            raise ValueError(
-                f"{owner} must be finite and within {ops.LARGEST_GRADIENT:.2g}, got NaN, inf or "
-                f"more in {values} earlier steps; the device has left these steps out. "
-                'nonfinite="skip" skips and counts such steps'
-            )
-        if values:
-            self.state["skipped"] = self.state.get("skipped", 0) + values
 
 
 class BoundStep(NamedTuple):
@@ -211,8 +186,6 @@ def bind(
     New state is in the binding alone until the optimizer takes it over.
     """
     _checks.check_parameter(parameter)
-    if previous is not None:
-        previous.settle_(group["nonfinite"])
     state = optimizer.state.get(parameter)
     memory = optimizer.memory_in_force(parameter, group)
     storages = optimizer.storages(group, memory)

@@ -14,9 +14,9 @@ from .. import _torch_private
 from .._validation import check_choice, check_flag, check_number
 from .._warning import warn
 from ..moments import Name
-from ..ops import AnyRule, FusedRule, Schedule
+from ..ops import AnyRule, Schedule
 from ..storage import Memory, Storage
-from . import _advice, _binding, _blank_state, _checkpoint, _checks, _sharding
+from . import _advice, _binding, _blank_state, _checkpoint, _checks, _counting, _sharding
 from ._binding import EXACT, Binding, BoundStep, Options, State
 from ._names import name_of
 from ._state import parts_of
@@ -48,6 +48,8 @@ class Optimizer(torch.optim.Optimizer):
     """What `from_torch` and `to_torch` convert from and to."""
     torch_step_: Callable[[Group, list[Binding]], None] | None = None
     """Steps parameters with dense gradients and exact moments; None where torch has no such."""
+    schedule: Callable[..., Schedule] | None = None
+    """What the numbers of `rule` come from, for a GPU that counts steps; None: nothing but them."""
 
     def __init__(
         self, params: Any, *, memory: str | Memory, rounding: str | None = None, **options: Any
@@ -59,14 +61,6 @@ class Optimizer(torch.optim.Optimizer):
 
     def rule(self, group: Group, step: int, *, memory: Memory, is_sparse: bool) -> AnyRule:
         """What step number `step` of a parameter does whose moments are kept as `memory` says."""
-        raise NotImplementedError
-
-    def schedule(self, group: Group, step: int, *, memory: Memory, is_sparse: bool) -> Schedule:
-        """What the numbers of `rule` come from, where they depend on the number of the step.
-
-        A GPU that counts steps by itself computes them from this. A class that gives `rule` and no
-        `schedule` has its numbers taken as they are.
-        """
         raise NotImplementedError
 
     def check_options(self, group: Group) -> None:
@@ -221,14 +215,16 @@ class Optimizer(torch.optim.Optimizer):
             try:
                 binding = self._bindings.get(id(parameter))
                 if binding is None or not binding.is_current(self.state.get(parameter), options):
+                    if binding is not None:
+                        _counting.settle_(binding, group)
                     binding = _binding.bind(self, parameter, group, options, binding)
                     fresh.append(binding)
                 _checks.check_gradient(parameter, gradient)
                 if binding.delegates_to_torch and not gradient.is_sparse:
                     delegated.append(binding)
                 else:
-                    if binding.counting is not None and binding.counting.has_refused():
-                        binding.settle_(group["nonfinite"])
+                    if binding.counting is not None:
+                        _counting.settle_(binding, group, waits=False)
                     number = int(binding.step_count.value) + 1
                     rule = self.rule(
                         group,
@@ -236,40 +232,13 @@ class Optimizer(torch.optim.Optimizer):
                         memory=binding.memory,
                         is_sparse=gradient.is_sparse,
                     )
-                    if binding.counting is not None and isinstance(rule, FusedRule):
-                        rule = self._scheduled(rule, group, number, binding, gradient.is_sparse)
+                    if binding.counting is not None:
+                        rule = _counting.scheduled(self, rule, group, binding, gradient)
                     steps.append(binding.prepare(gradient, rule, number, group["nonfinite"]))
             except (TypeError, ValueError) as error:
                 error.add_note(f"It is {name_of(parameter, self)}.")
                 raise
         return delegated
-
-    def _scheduled(
-        self, rule: FusedRule, group: Group, number: int, binding: Binding, is_sparse: bool
-    ) -> FusedRule:
-        """The rule with what its numbers come from, so that a device can count the steps."""
-        step = number - binding.began_after
-        schedule = Schedule(step, rule.step_size)
-        if self._has_schedule:
-            schedule = self.schedule(group, step, memory=binding.memory, is_sparse=is_sparse)
-        return rule._replace(schedule=schedule)
-
-    @cached_property
-    def _has_schedule(self) -> bool:
-        """Whether the class that gives the rule gives its schedule too."""
-        owner = next(it for it in type(self).__mro__ if "rule" in vars(it))
-        return "schedule" in vars(owner) and owner is not Optimizer
-
-    def settle_(self) -> None:
-        """Waits for GPUs that count steps by themselves, and raises what they have refused.
-
-        Afterwards `state` holds their numbers. `state_dict`, copies and diagnostics settle first.
-        """
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                binding = self._bindings.get(id(parameter))
-                if binding is not None:
-                    binding.settle_(group["nonfinite"])
 
     def _validated_options(self, group: Group) -> Options:
         """The options of a group, all but the rate: the same object while they are the same.
@@ -295,6 +264,10 @@ class Optimizer(torch.optim.Optimizer):
         if (owner, kind) not in self._warned:
             self._warned.add((owner, kind))
             warn(message)
+
+    def settle_(self) -> None:
+        """Waits for GPUs, which count steps by themselves, and raises what they have refused."""
+        _counting.settle_all_(self)
 
     # -- checkpoints and copies --------------------------------------------------------------
 
