@@ -123,7 +123,7 @@ def _draw_sweep(panel: Axes, sweep: SweepResult) -> None:
 def _training(report: Report, shapes: list[list[TrainingResult]], title: str) -> Figure:
     """Stacked bars of forward, backward and optimizer."""
     count = len(shapes)
-    figure = Figure(figsize=(6 * count, 4.6), layout="constrained")
+    figure = Figure(figsize=(8 * count, 4.6), layout="constrained")
     panels = figure.subplots(1, count, squeeze=False).flatten()
     for panel, results in zip(panels, shapes, strict=True):
         _draw_training(panel, results)
@@ -133,13 +133,14 @@ def _training(report: Report, shapes: list[list[TrainingResult]], title: str) ->
 
 def _draw_training(panel: Axes, results: list[TrainingResult]) -> None:
     names = [result.title for result in results]
-    bottoms = [0.0] * len(results)
+    starts = [0.0] * len(results)
     for part, color in _PARTS:
         timings = [getattr(result, part) for result in results]
-        heights = [1e3 * timing.median if timing else 0.0 for timing in timings]
-        panel.bar(names, heights, bottom=bottoms, label=part, color=color)
-        bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
+        lengths = [1e3 * timing.median if timing else 0.0 for timing in timings]
+        panel.barh(names, lengths, left=starts, label=part, color=color)
+        starts = [start + length for start, length in zip(starts, lengths, strict=True)]
+    panel.invert_yaxis()
     panel.set_title(str(results[0].shape), fontsize="small")
-    panel.set_ylabel("ms a step (medians of the parts)")
-    panel.grid(alpha=0.3, axis="y")
-    panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=len(_PARTS))
+    panel.set_xlabel("ms a step (medians of the parts)")
+    panel.grid(alpha=0.3, axis="x")
+    panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=len(_PARTS))
