@@ -10,6 +10,7 @@ from torch import Tensor
 from ..moments import Average
 from ._gpu_moment import GpuMoment, mode_of
 from ._rule import FusedRule
+from ._schedule import Schedule
 from ._triton import blocks, moves, prepare, rows
 from .reference import LARGEST_GRADIENT
 
@@ -217,9 +218,8 @@ class _Plan:
     def _move(self) -> list[Launch]:
         call, rule, first, second = self.call, self.rule, self.first, self.second
         shape = call.shape
-        has_root = rule.second_root != 1.0
-        if rule.schedule is not None and rule.schedule.is_after_eps is not None:
-            has_root = rule.schedule.is_after_eps
+        schedule = _schedule_of(rule)
+        has_root = rule.second_root != 1.0 or bool(schedule and schedule.is_after_eps)
         flags = {
             "HAS_NESTEROV": rule.nesterov is not None, "HAS_ROOT": has_root,
             "HAS_CLIP": rule.clip is not None, "IS_STOCHASTIC": call.rounding_key is not None,
@@ -281,9 +281,20 @@ class _Plan:
         return (max(1, min(programs, MOST_PROGRAMS_OF_COUNTERS)),)
 
 
+def _schedule_of(rule: FusedRule) -> Schedule | None:
+    """What the rule's numbers come from, unless somebody has changed them since."""
+    schedule = rule.schedule
+    if schedule is None:
+        return None
+    size, root, clip = schedule.numbers()
+    is_as_made = size == rule.step_size and root == rule.second_root
+    is_clip_as_made = schedule.is_after_eps is None or clip == rule.clip
+    return schedule if is_as_made and is_clip_as_made else None
+
+
 def _correction(rule: FusedRule) -> tuple[int, float, float, float, float]:
     """The kind of correction, and the numbers that it starts from."""
-    schedule, clip = rule.schedule, rule.clip or 0.0
+    schedule, clip = _schedule_of(rule), rule.clip or 0.0
     if schedule is None:
         return prepare.PLAIN.value, rule.step_size, clip, 0.0, 0.0
     if schedule.is_after_eps is None:

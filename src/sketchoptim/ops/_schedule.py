@@ -1,5 +1,6 @@
 """What of a rule depends on the number of the step, for kernels that count steps by themselves."""
 
+import math
 from typing import NamedTuple
 
 
@@ -23,3 +24,14 @@ class Schedule(NamedTuple):
     """Where the bias correction joins the second moment; None where there is no correction."""
     rate_decay: float = 0.0
     clip: float | None = None
+
+    def numbers(self) -> tuple[float, float, float | None]:
+        """Step size, root of the second moment's correction, and corrected clip, if any."""
+        if self.is_after_eps is None:
+            return self.rate / (1 + (self.step - 1) * self.rate_decay), 1.0, None
+        corrected = math.sqrt(1 - self.second_decay**self.step)
+        denominator = 1 - self.first_decay**self.step
+        numerator = 1.0 if self.is_after_eps else corrected
+        clip = None if self.clip is None else self.clip * denominator / numerator
+        root = corrected if self.is_after_eps else 1.0
+        return self.rate * numerator / denominator, root, clip

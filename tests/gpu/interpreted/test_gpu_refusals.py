@@ -53,14 +53,6 @@ def with_number(number: float) -> Tensor:
     return sparse(torch.tensor([3, 1, 3]), values, SHAPE)
 
 
-def scheduled(optimizer: so.Adam, number: int) -> FusedRule:
-    """The rule of a step with what its numbers come from."""
-    group, lean = optimizer.param_groups[0], PRESETS["lean"]
-    schedule = optimizer.schedule(group, number, memory=lean, is_sparse=True)
-    rule = optimizer.rule(group, number, memory=lean, is_sparse=True)
-    return rule._replace(schedule=schedule)
-
-
 def assert_unchanged(before: list[Tensor], after: list[Tensor]) -> None:
     assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
 
@@ -112,9 +104,11 @@ def test_a_launch_that_is_repeated_counts_its_steps_on_the_device():
     """As a CUDA graph does: the host prepares once, and the device takes the same step again."""
     adam = so.Adam([torch.nn.Parameter(torch.ones(1))], lr=0.1, betas=(0.9, 0.99))
     replayed, stepped = Bound(), Bound()
-    for number in (1, 2, 3):
-        stepped.step_(good(), rule=scheduled(adam, number))
-    step = replayed.step_(good(), rule=scheduled(adam, 1))
+    group, lean = adam.param_groups[0], PRESETS["lean"]
+    rules = [adam.rule(group, it, memory=lean, is_sparse=True) for it in (1, 2, 3)]
+    for rule in rules:
+        stepped.step_(good(), rule=rule)
+    step = replayed.step_(good(), rule=rules[0])
     captured = step.launches()
     for _ in range(2):
         for launch in captured:
