@@ -13,6 +13,8 @@ from ._torch_private import entries
 # Elements a chunk holds at most: temporaries of a step stay in the cache, and their bytes stay
 # small beside one copy of the touched rows, which is what contract "two copies" needs.
 CHUNK_ELEMENTS = 1 << 17
+# On other devices chunks are larger, because each of them costs launches.
+DEVICE_CHUNK_ELEMENTS = 1 << 22
 
 
 class Chunk(NamedTuple):
@@ -43,8 +45,8 @@ class Rows:
         return math.prod(self.values.shape[1:])
 
     def chunks(self) -> Iterator[Chunk]:
-        """The rows in ascending order, at most `CHUNK_ELEMENTS` elements at a time."""
-        size = _rows_in_a_chunk(self.dim)
+        """The rows in ascending order, at most `CHUNK_ELEMENTS` elements at a time on a CPU."""
+        size = _rows_in_a_chunk(self.dim, self.values.device)
         dtype = arithmetic_dtype(self.values.dtype)
         for start in range(0, len(self), size):
             stop = min(start + size, len(self))
@@ -62,14 +64,15 @@ def row_chunks(parameter: Tensor, *, dim: int | None = None) -> Iterator[tuple[A
     if not parameter.dim():
         yield ..., torch.zeros(1, dtype=torch.int64, device=parameter.device)
         return
-    size = _rows_in_a_chunk(parameter.shape[1:].numel() if dim is None else dim)
+    size = _rows_in_a_chunk(parameter.shape[1:].numel() if dim is None else dim, parameter.device)
     for start in range(0, parameter.shape[0], size):
         stop = min(start + size, parameter.shape[0])
         yield slice(start, stop), torch.arange(start, stop, device=parameter.device)
 
 
-def _rows_in_a_chunk(dim: int) -> int:
-    return max(1, CHUNK_ELEMENTS // max(1, dim))
+def _rows_in_a_chunk(dim: int, device: torch.device) -> int:
+    elements = CHUNK_ELEMENTS if device.type == "cpu" else DEVICE_CHUNK_ELEMENTS
+    return max(1, elements // max(1, dim))
 
 
 def arithmetic_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -99,8 +102,19 @@ def unique_sums(ids: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     dtype = arithmetic_dtype(values.dtype)
     sums = values.new_zeros((unique.numel(), *values.shape[1:]), dtype=dtype)
     # In slices, because half-precision values are widened on the way.
-    size = _rows_in_a_chunk(math.prod(values.shape[1:]))
+    size = _rows_in_a_chunk(math.prod(values.shape[1:]), values.device)
     for start in range(0, values.shape[0], size):
         part = slice(start, start + size)
-        sums.index_add_(0, position[part], values[part].to(dtype))
+        add_rows_(sums, position[part], values[part].to(dtype))
     return unique, sums
+
+
+def add_rows_(target: Tensor, at: Tensor, values: Tensor) -> None:
+    """Adds ``values[k]`` to the rows ``target[at[k]]``, with the same bits in every run.
+
+    On a GPU `index_add_` adds in any order, while this form sorts first.
+    """
+    if target.device.type == "cpu":
+        target.index_add_(0, at, values)
+    else:
+        target.index_put_((at,), values, accumulate=True)

@@ -282,7 +282,7 @@ class Sketch:
             return self._accumulate_rounded_(ids, values, at, inverse, key)
         for row in range(self.depth):
             signed = values if at.signs is None else values * at.signs[row].unsqueeze(-1)
-            self.counters[row].index_add_(0, at.buckets[row], (signed * inverse).float())
+            _rows.add_rows_(self.counters[row], at.buckets[row], (signed * inverse).float())
 
     def _accumulate_rounded_(
         self, ids: Tensor, values: Tensor, at: Location, inverse: float, key: int
