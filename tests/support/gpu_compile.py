@@ -45,22 +45,25 @@ def launches_of(
     dtype: torch.dtype = torch.float32,
     dim: int = 256,
     is_dense: bool = False,
+    tables: int = 1,
 ) -> list[Launch]:
     """What one step of an optimizer launches, without launching it."""
     found: list[Launch] = []
-    parameter = torch.nn.Parameter(torch.zeros(1000, dim, dtype=dtype))
-    group = {"params": [parameter], "memory": memory}
+    zeros = torch.zeros(1000, dim, dtype=dtype)
+    parameters = [torch.nn.Parameter(zeros.clone()) for _ in range(tables)]
+    group = {"params": parameters, "memory": memory}
     momentum = {"momentum": 0.9} if optimizer == "SGD" else {}
     with (
         stepping_by_gpu_kernels(is_run=False) as taken,
         mock.patch.object(_gpu_launches.Launch, "run_", lambda launch: found.append(launch)),
     ):
-        parameter.grad = torch.ones_like(parameter)
-        if not is_dense:
-            values = torch.ones(100, dim, dtype=dtype)
-            parameter.grad = sparse(torch.arange(100), values, parameter.shape)
+        for parameter in parameters:
+            parameter.grad = torch.ones_like(parameter)
+            if not is_dense:
+                values = torch.ones(100, dim, dtype=dtype)
+                parameter.grad = sparse(torch.arange(100), values, parameter.shape)
         getattr(so, optimizer)([group], lr=0.1, **momentum).step()
-    assert taken.kernels == 1
+    assert taken.kernels == tables
     return found
 
 

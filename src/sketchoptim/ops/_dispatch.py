@@ -1,6 +1,6 @@
 """Which backend steps a parameter: fused kernels where there are some, else the reference."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import ModuleType
@@ -67,6 +67,9 @@ class CountingKernels(Kernels, Protocol):
 
     def settle_(self) -> Settled:
         """Waits for the device, and gives the host's moments what the device has counted."""
+
+    def launch_together_(self, steps: Sequence[PreparedStep]) -> None:
+        """Starts steps of several tables at once, where the same kernels take them."""
 
 
 _is_reference_only = ContextVar("is_reference_only", default=False)

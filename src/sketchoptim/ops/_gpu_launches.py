@@ -90,22 +90,25 @@ class Call(NamedTuple):
         return self.rows if self.ids is None else self.ids.numel()
 
 
-def launches(call: Call) -> list[Launch]:
-    """The kernels of a step in their order; sorts the ids of a sparse gradient first."""
-    return _Plan(call).launches()
+def launches(call: Call, *, is_sorted: bool = False) -> list[Launch]:
+    """The kernels of a step in their order; sorts the ids of a sparse gradient first.
+
+    Unless they are to be sorted later: then the arguments `ids` and `order` are to be replaced.
+    """
+    return _Plan(call, is_sorted).launches()
 
 
 class _Plan:
     """Arguments that several kernels of a step share."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call, is_sorted: bool) -> None:
         self.call, self.rule = call, call.rule
         self.first = call.first if call.rule.first is not None else call.first.unused()
         self.second = call.second if call.rule.second is not None else call.second.unused()
         unused = call.ledger
         ids, order, partials, row_values = unused, unused, unused, unused
         if call.ids is not None:
-            ids, order = call.ids.sort(stable=True)
+            ids, order = (call.ids, call.ids) if is_sorted else call.ids.sort(stable=True)
             pieces = triton.cdiv(call.positions, rows.PIECE.value)
             if pieces > 1:
                 partials = call.ledger.new_empty(pieces * call.dim, dtype=torch.float32)

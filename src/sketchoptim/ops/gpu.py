@@ -6,6 +6,7 @@ move something return at once where the flag is up, and `finish` counts the step
 The host learns of refusals later: from a report in its own memory, or when it settles.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -17,9 +18,10 @@ from .. import _hashing
 from .._torch_private import entries
 from .._validation import PLAIN_TENSORS
 from ..moments import ArrayView, CodesView, Moment, Moments, SketchView
-from ._dispatch import Settled
-from ._gpu_launches import MOST_COLUMNS, Call, Launch, Shape, launches
+from ._dispatch import PreparedStep, Settled
+from ._gpu_launches import MOST_COLUMNS, Call, Shape, launches
 from ._gpu_moment import GpuMoment
+from ._gpu_together import groups_of, launches_together
 from ._rule import AnyRule, FusedRule
 from ._triton import slots
 
@@ -96,6 +98,8 @@ class GpuKernels:
         self.refused = (0, 0)
         self.first, self.second = (GpuMoment(moment, self.ledger) for moment in moments)
         self.expected: tuple[float, ...] = ()
+        self.launched: GpuStep | None = None
+        """The step that has been launched together with those of other tables."""
         self.shape = Shape.of(self.dim, self.first, self.second)
 
     def unsupported_reason(self, gradient: Tensor, rule: AnyRule) -> str:
@@ -152,6 +156,10 @@ class GpuKernels:
         """Whether the device has reported refusals that `settle_` did not return yet; no wait."""
         return tuple(self.report.tolist()) != self.refused
 
+    def launch_together_(self, steps: Sequence[PreparedStep]) -> None:
+        """Starts steps of several tables at once, where the same kernels take them."""
+        launch_together_([step for step in steps if isinstance(step, GpuStep)])
+
     def settle_(self) -> Settled:
         """Waits for the device, and gives the host what the device has counted."""
         if not self.expected:
@@ -191,32 +199,61 @@ class GpuStep:
     def run_(self) -> None:
         """Launches the kernels; nothing here waits for the device."""
         kernels = self.kernels
+        if kernels.launched is self:
+            kernels.launched = None
+            return
+        self.begin_()
+        for launch in launches(self.call()):
+            launch.run_()
+        self.end_()
+
+    def begin_(self) -> None:
+        """Gives the device what it needs to count this step."""
+        kernels = self.kernels
         host_step = kernels.expected[0] if kernels.expected else 0.0
         schedule = self.rule.schedule
         kernels.push_(int(host_step) if schedule is None else schedule.step - 1)
-        for launch in self.launches():
-            launch.run_()
+
+    def end_(self) -> None:
+        """Follows on the host what the device will have done."""
+        kernels = self.kernels
         kernels.predict_(self.rule)
         # Autograd sees writes by torch only, and must refuse graphs of the weights as they were.
         increment_version(kernels.parameter)
 
-    def launches(self) -> list[Launch]:
-        """The kernels of the step in their order, after one sort of its ids."""
+    def call(self) -> Call:
+        """What its launches need to know."""
         kernels = self.kernels
-        return launches(
-            Call(
-                parameter=kernels.parameter,
-                first_row=kernels.first_row,
-                ledger=kernels.ledger,
-                flag=kernels.flag,
-                report=kernels.report,
-                first=kernels.first,
-                second=kernels.second,
-                shape=kernels.shape,
-                rule=self.rule,
-                ids=self.ids,
-                values=self.values,
-                is_checked=self.is_checked,
-                rounding_key=self.rounding_key,
-            )
+        return Call(
+            parameter=kernels.parameter,
+            first_row=kernels.first_row,
+            ledger=kernels.ledger,
+            flag=kernels.flag,
+            report=kernels.report,
+            first=kernels.first,
+            second=kernels.second,
+            shape=kernels.shape,
+            rule=self.rule,
+            ids=self.ids,
+            values=self.values,
+            is_checked=self.is_checked,
+            rounding_key=self.rounding_key,
         )
+
+
+@torch.no_grad()
+def launch_together_(steps: Sequence[GpuStep]) -> None:
+    """Launches steps of tables that the same kernels take, all tables in one sequence.
+
+    Their `run_` does nothing more; the steps that are left launch by themselves.
+    """
+    for group in groups_of([step.call() for step in steps]):
+        together = [steps[number] for number in group]
+        for step in together:
+            step.begin_()
+        sequence = launches_together([step.call() for step in together])
+        for launch in sequence.launches:
+            launch.run_()
+        for step in together:
+            step.end_()
+            step.kernels.launched = step

@@ -87,6 +87,19 @@ def test_a_dense_step_compiles_without_spills_and_approximations(target, preset)
         assert_sound(launch, target)
 
 
+@each_target
+@each_dtype
+@pytest.mark.parametrize("name", ["lean", "exact", "8-bit"])
+def test_several_tables_at_once_compile_like_one(target, dtype, name):
+    _, memory = MEMORIES[name]
+    launches = launches_of(memory, dtype=dtype, tables=2)
+    assert [launch.grid[1] for launch in launches] == [2] * 5
+    for launch in launches:
+        assert_sound(launch, target)
+    accesses = re.findall(ROW_ACCESS[target], compiled(launches[3], target).text)
+    assert len(accesses) >= 2
+
+
 ROW_ACCESS = {
     "sm_80": r"(?:ld|st)\.global[\w.:]*\.v4\.b32",
     "sm_90": r"(?:ld|st)\.global[\w.:]*\.v4\.b32",

@@ -11,6 +11,7 @@ from torch import Tensor
 import sketchoptim as so
 from sketchoptim.moments import Average, Moments, Table, create, open_moment
 from sketchoptim.ops import FusedRule, gpu
+from sketchoptim.ops._gpu_launches import launches
 from sketchoptim.storage import PRESETS
 
 pytestmark = pytest.mark.skipif(not IS_INTERPRETED, reason="needs TRITON_INTERPRET=1")
@@ -109,7 +110,7 @@ def test_a_launch_that_is_repeated_counts_its_steps_on_the_device():
     for rule in rules:
         stepped.step_(good(), rule=rule)
     step = replayed.step_(good(), rule=rules[0])
-    captured = step.launches()
+    captured = launches(step.call())
     for _ in range(2):
         for launch in captured:
             launch.run_()

@@ -7,7 +7,7 @@ from . import slots
 from .codes import decode, encode
 from .moments import CODES, NONE, delta
 from .moves import direction_of
-from .rows import gradient, run_start
+from .rows import gradient, id_at, run_start
 from .words import store_nearest, store_weights
 
 
@@ -51,8 +51,8 @@ def move_blocks(
             is_group = group * BLOCK_ROWS < row_count
         else:
             is_inside = at < count
-            group = tl.load(ids + at, mask=is_inside, other=0) // BLOCK_ROWS
-            before = tl.load(ids + at - 1, mask=is_inside & (at > 0), other=0) // BLOCK_ROWS
+            group = id_at(ids, at, is_inside) // BLOCK_ROWS
+            before = id_at(ids, at - 1, is_inside & (at > 0)) // BLOCK_ROWS
             is_group = is_inside & ((at == 0) | (before != group))
         offsets = tl.arange(0, BLOCK)[None, :]
         id = group * BLOCK_ROWS + offsets // DIM
@@ -64,8 +64,7 @@ def move_blocks(
         else:
             last = tl.zeros_like(id) + (count - 1)
             position = run_start(ids, last, id)
-            found = tl.load(ids + position, mask=is_number, other=-1)
-            is_touched = is_number & (found == id)
+            is_touched = is_number & (id_at(ids, position, is_number) == id)
         g = gradient(
             entries, ids, order, partials, parameter, ledger, count, position, id, is_touched,
             columns, is_touched, DIM, IS_DENSE, IS_MAXIMIZING, DECAYS,

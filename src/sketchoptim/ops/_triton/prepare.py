@@ -5,7 +5,7 @@ import triton.language as tl
 
 from . import slots
 from .moments import CONSERVATIVE, LINEAR, ROW_SKETCH, ROW_WISE, delta, estimate
-from .rows import PIECE, any_of, gradient, ids_at, piece_sum, run_start
+from .rows import PIECE, any_of, gradient, id_at, ids_at, piece_sum, run_start
 from .words import mix, splitmix64, store_nearest
 
 # Corrections of a step's numbers by its number: none, Adam's, Adagrad's.
@@ -106,7 +106,7 @@ def _sum_pieces(
     """Sums the pieces of long runs that start at given positions, but for each run's first."""
     id, is_inside, _ = ids_at(ids, at, count, False)
     is_deep = is_inside & (at >= PIECE)
-    is_deep = is_deep & (tl.load(ids + at - PIECE, mask=is_deep, other=0) == id)
+    is_deep = is_deep & (id_at(ids, at - PIECE, is_deep) == id)
     if any_of(is_deep):
         starts = run_start(ids, tl.where(is_deep, at, 0), id)
         is_piece = is_deep & ((at - starts) % PIECE == 0)

@@ -16,6 +16,10 @@ import triton.language as tl
 from .slots import WEIGHT_DECAY, number
 
 PIECE = tl.constexpr(32)
+# Ids of several tables are sorted together, with the number of the table above these bits. A
+# negative id becomes one that no table has.
+ID_BITS = tl.constexpr(40)
+ID_MASK = tl.constexpr(2**40 - 1)
 
 
 @triton.jit
@@ -25,21 +29,27 @@ def any_of(mask):
 
 
 @triton.jit
+def id_at(ids, at, mask):
+    """The row ids at positions of the sorted list."""
+    return tl.load(ids + at, mask=mask, other=0) & ID_MASK
+
+
+@triton.jit
 def ids_at(ids, at, count, IS_DENSE: tl.constexpr):
     """The ids of positions, whether these are within the gradient, and whether they are heads."""
     is_inside = at < count
     if IS_DENSE:
         return at, is_inside, is_inside
     else:
-        id = tl.load(ids + at, mask=is_inside, other=0)
-        before = tl.load(ids + at - 1, mask=is_inside & (at > 0), other=0)
+        id = id_at(ids, at, is_inside)
+        before = id_at(ids, at - 1, is_inside & (at > 0))
         return id, is_inside, is_inside & ((at == 0) | (before != id))
 
 
 @triton.jit
 def _is_in_run(ids, at, id, count, mask):
     is_inside = mask & (at < count)
-    return is_inside & (tl.load(ids + at, mask=is_inside, other=0) == id)
+    return is_inside & (id_at(ids, at, is_inside) == id)
 
 
 @triton.jit
@@ -109,7 +119,7 @@ def run_start(ids, at, id):
     for _ in range(32):
         middle = (low + high) // 2
         is_open = low < high
-        is_below = tl.load(ids + middle, mask=is_open, other=0) < id
+        is_below = id_at(ids, middle, is_open) < id
         low = tl.where(is_open & is_below, middle + 1, low)
         high = tl.where(is_open & ~is_below, middle, high)
     return low

@@ -1,0 +1,96 @@
+"""Several tables in one sequence of launches, against each by itself."""
+
+from unittest import mock
+
+import pytest
+import torch
+from gpu_steps import IS_INTERPRETED, stepping_by_gpu_kernels
+from gradients import sparse, unchecked
+from torch import Tensor
+
+import sketchoptim as so
+from sketchoptim.ops import _gpu_together, gpu
+from sketchoptim.ops._gpu_launches import Launch
+from sketchoptim.storage import PRESETS
+
+pytestmark = pytest.mark.skipif(not IS_INTERPRETED, reason="needs TRITON_INTERPRET=1")
+
+SHAPES = ((60, 8), (9, 8), (200, 8), (50, 12))
+
+
+def gradients(seed: int, dtype: torch.dtype, *, is_dense: bool = False) -> list[Tensor]:
+    """One for each table; the last has no entries."""
+    generator = torch.Generator().manual_seed(seed)
+    found = []
+    for number, (rows, dim) in enumerate(SHAPES):
+        count = 0 if seed == 1 and number == 2 else 45
+        ids = torch.randint(rows, (count,), generator=generator)
+        values = torch.randint(-8, 9, (count, dim), generator=generator) / 8
+        gradient = sparse(ids, values.to(dtype), (rows, dim))
+        found.append(gradient.to_dense() if is_dense else gradient)
+    return found
+
+
+def trained(preset: str, dtype: torch.dtype, *, is_together: bool, is_dense: bool) -> list[Tensor]:
+    tables = [torch.nn.Parameter(torch.ones(shape, dtype=dtype)) for shape in SHAPES]
+    memory = so.Memory(PRESETS[preset].first, PRESETS[preset].second, clip=1.0)
+    optimizer = so.Adam([{"params": tables, "memory": memory}], lr=0.1)
+    groups = _gpu_together.groups_of if is_together else lambda calls: []
+    with stepping_by_gpu_kernels(), mock.patch.object(gpu, "groups_of", groups):
+        for seed in range(2):
+            for table, gradient in zip(
+                tables, gradients(seed, dtype, is_dense=is_dense), strict=True
+            ):
+                table.grad = gradient
+            optimizer.step()
+        states = optimizer.state_dict()["state"].values()
+    kept = [it for state in states for it in state.values() if isinstance(it, Tensor)]
+    return [*(table.detach() for table in tables), *kept]
+
+
+@pytest.mark.parametrize(
+    ("preset", "dtype", "is_dense"),
+    [
+        ("lean", torch.float32, False),
+        ("lean", torch.bfloat16, False),
+        ("row-wise", torch.float16, False),
+        ("exact", torch.float32, False),
+        ("8-bit", torch.float32, False),
+        ("lean", torch.float32, True),
+    ],
+)
+def test_tables_stepped_together_have_the_bits_of_each_by_itself(preset, dtype, is_dense):
+    together = trained(preset, dtype, is_together=True, is_dense=is_dense)
+    alone = trained(preset, dtype, is_together=False, is_dense=is_dense)
+    assert all(map(torch.equal, together, alone))
+
+
+def test_three_tables_of_one_width_are_one_sequence_and_the_fourth_another():
+    launched = []
+    tables = [torch.nn.Parameter(torch.ones(shape)) for shape in SHAPES]
+    optimizer = so.Adam(tables)
+    with stepping_by_gpu_kernels(is_run=False):
+        for table, gradient in zip(tables, gradients(0, torch.float32), strict=True):
+            table.grad = gradient
+        run = mock.patch.object(
+            Launch, "run_", lambda it: launched.append((it.kernel.__name__, it.grid[1:]))
+        )
+        sort = mock.patch.object(_gpu_together.SortKeys, "run_")
+        with run, sort:
+            optimizer.step()
+    names = ["collect_keys", "begin", "inspect", "move_rows", "finish"]
+    assert launched[:5] == [(name, (3,)) for name in names]
+    assert [name for name, _ in launched[5:]] == ["begin", "inspect", "move_rows", "finish"]
+
+
+def test_a_bad_id_of_one_table_leaves_the_others_alone():
+    with stepping_by_gpu_kernels():
+        tables = [torch.nn.Parameter(torch.ones(30, 8)) for _ in range(3)]
+        optimizer = so.Adam(tables)
+        for table, ids in zip(tables, ([1, 2], [-5, 3], [29, 29]), strict=True):
+            table.grad = unchecked(ids, table)
+        optimizer.step()
+    assert [bool((table != 1).any()) for table in tables] == [True, False, True]
+    assert tables[2][29].ne(1).all()
+    with pytest.raises(ValueError, match="row ids between 0 and 29"):
+        optimizer.state_dict()
