@@ -90,7 +90,7 @@ SIGNATURES = {
     "to_torch": "optimizer, kind=None, *, parameters=None, schedulers=None",
     "plan": "model_or_shapes, budget, *, optimizer=None, tables=None, counts=None, ids=None, "
     "zipf=1.0, ids_per_step=4096, granularity='row', finest='default', first=None, fold_when=None, "
-    "beta2=None, steps=10000",
+    "beta2=None, steps=10000, ranks=1",
     "Plan.param_groups": "self, model",
     "Plan.to_json": "self",
     "Plan.from_json": "text",

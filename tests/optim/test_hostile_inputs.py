@@ -208,7 +208,9 @@ def test_an_expanded_gradient_is_only_read_and_does_no_harm():
     check_same_bits(*pair)
 
 
-@pytest.mark.parametrize("memory", ["paper-mv", "paper-v", "paper-v-only", so.Memory(second=so.TopSingular())])
+@pytest.mark.parametrize(
+    "memory", ["paper-mv", "paper-v", "paper-v-only", so.Memory(second=so.TopSingular())]
+)
 def test_a_memory_that_depends_on_the_order_of_rows_is_refused_for_divided_ones(mesh, memory):
     from torch.distributed.tensor import Shard, distribute_tensor
 
@@ -221,12 +223,17 @@ def test_a_memory_that_depends_on_the_order_of_rows_is_refused_for_divided_ones(
 
 
 @pytest.mark.parametrize("memory", [None, "exact", "lean"])
-@pytest.mark.parametrize("layout", ["by columns", "partial"])
+@pytest.mark.parametrize("layout", ["by columns", "strided", "partial"])
 def test_a_dtensor_that_is_not_divided_by_rows_stops_the_whole_step(mesh, layout, memory):
     from torch.distributed.tensor import DTensor, Partial, Shard
+    from torch.distributed.tensor.placement_types import _StridedShard
 
-    placements = [Shard(1) if layout == "by columns" else Partial()]
-    parameter, gradient = (DTensor.from_local(torch.ones(3, 4), mesh, placements) for _ in "pg")
+    placement = {
+        "by columns": Shard(1),
+        "strided": _StridedShard(0, split_factor=1),  # as FSDP2 beside tensor parallelism has it
+        "partial": Partial(),
+    }[layout]
+    parameter, gradient = (DTensor.from_local(torch.ones(3, 4), mesh, [placement]) for _ in "pg")
     parameter = nn.Parameter(parameter)
     parameter.grad = gradient
     optimizer = behind_others(parameter, **({} if memory is None else {"memory": memory}))

@@ -57,5 +57,5 @@ def test_an_eager_sparse_lean_step_is_at_most_15_functions(is_coalesced):
     assert len(names) <= 15, "\n".join(names)
 
 
-def test_the_base_of_the_optimizers_stays_below_300_lines():
-    assert len((SOURCE / "optim" / "base.py").read_text().splitlines()) <= 300
+def test_the_base_of_the_optimizers_stays_below_280_lines():
+    assert len((SOURCE / "optim" / "base.py").read_text().splitlines()) <= 280

@@ -73,6 +73,8 @@ class FusedRule(NamedTuple):
         first: How the first moment moves; None where there is none, or where it is dropped.
         second: How the second moment moves, or None.
         second_root: The square root of the second moment's bias correction.
+        schedule: What step size, root and clip come from, for devices that count steps by
+            themselves; None where they are the same in all steps.
         eps: Keeps the quotient finite.
         weight_decay: Coupled: joins the gradient.
         shrink: Decoupled weight decay as a factor.
@@ -80,13 +82,13 @@ class FusedRule(NamedTuple):
         maximize: Whether to climb.
         clip: A bound for each element of the direction, or None.
         is_ratio: Divide in each hash row and take the median of the quotients.
-        schedule: Where these numbers come from, for kernels that count steps by themselves.
     """
 
     step_size: float
     first: Average | None = None
     second: Average | None = None
     second_root: float = 1.0
+    schedule: Schedule | None = None
     eps: float = 0.0
     weight_decay: float = 0.0
     shrink: float = 1.0
@@ -94,7 +96,6 @@ class FusedRule(NamedTuple):
     maximize: bool = False
     clip: float | None = None
     is_ratio: bool = False
-    schedule: Schedule | None = None
 
     @property
     def reads_before(self) -> bool:

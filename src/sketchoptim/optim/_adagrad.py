@@ -71,17 +71,16 @@ class Adagrad(Optimizer):
         return float(group["initial_accumulator_value"])
 
     def rule(self, group: Group, step: int, *, memory: Memory, is_sparse: bool) -> FusedRule:
+        lr, decay = float(group["lr"]), float(group["lr_decay"])
         return FusedRule(
-            step_size=float(group["lr"]) / (1 + (step - 1) * float(group["lr_decay"])),
+            step_size=lr / (1 + (step - 1) * decay),
             second=Average(1.0, 1.0),
+            schedule=Schedule(step, lr, rate_decay=decay),
             eps=float(group["eps"]),
             weight_decay=float(group["weight_decay"]),
             maximize=group["maximize"],
             clip=memory.clip,
         )
-
-    def schedule(self, group: Group, step: int, *, memory: Memory, is_sparse: bool) -> Schedule:
-        return Schedule(step, rate=float(group["lr"]), rate_decay=float(group["lr_decay"]))
 
     def torch_step_(self, group: Group, bindings: list[Binding]) -> None:
         torch_adagrad.adagrad(

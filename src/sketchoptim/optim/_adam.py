@@ -115,6 +115,7 @@ class Adam(Optimizer):
             first=None if memory.first is None else Average(beta1, 1 - beta1),
             second=Average(beta2, 1 - beta2),
             second_root=1.0 if is_sparse else root,
+            schedule=Schedule(step, lr, beta1, beta2, not is_sparse, clip=memory.clip),
             eps=float(group["eps"]),
             weight_decay=0.0 if self.is_decoupled else decay,
             shrink=1 - lr * decay if self.is_decoupled else 1.0,
@@ -122,17 +123,6 @@ class Adam(Optimizer):
             # The bound is for the step, which has the bias correction in it; the direction has not.
             clip=None if memory.clip is None else memory.clip * denominator / numerator,
             is_ratio=memory.form == "ratio",
-        )
-
-    def schedule(self, group: Group, step: int, *, memory: Memory, is_sparse: bool) -> Schedule:
-        beta1, beta2 = map(float, group["betas"])
-        return Schedule(
-            step,
-            rate=float(group["lr"]),
-            first_decay=0.0 if memory.first is None else beta1,
-            second_decay=beta2,
-            is_after_eps=not is_sparse,
-            clip=memory.clip,
         )
 
     def torch_step_(self, group: Group, bindings: list[Binding]) -> None:

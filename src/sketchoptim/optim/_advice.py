@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from .._warning import warn
 from ._binding import EXACT, Binding, BoundStep
 from ._names import name_of
 
@@ -11,6 +12,28 @@ if TYPE_CHECKING:
 
 # Tables with fewer rows are not worth compressing.
 MIN_TABLE_ROWS = 1000
+
+
+def warn_(
+    optimizer: "Optimizer",
+    steps: list[BoundStep],
+    fresh: list[Binding],
+    said: set[tuple[int, str]],
+) -> None:
+    """Says what there is to say of steps and of new bindings, unless it was said before."""
+    found = [
+        (id(step.binding.parameter), kind, message)
+        for step in steps
+        if step.fallback_reason or step.binding.is_watched
+        for kind, message in step_warnings(step)
+    ]
+    exact_tables = exact_tables_warning(optimizer, fresh) if fresh else None
+    if exact_tables is not None:
+        found.append((0, "exact tables", exact_tables))
+    for owner, kind, message in found:
+        if (owner, kind) not in said:
+            said.add((owner, kind))
+            warn(message)
 
 
 def step_warnings(step: BoundStep) -> Iterator[tuple[str, str]]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def is_asked_for(optimizer: "Optimizer") -> bool:
     """Whether a step could move nothing: all rates and all gradients are zero, and dense."""
-    if any(float(group["lr"]) != 0 for group in optimizer.param_groups):
+    if not all(_is_zero(group["lr"]) for group in optimizer.param_groups):
         return False
     gradients = [it.grad for it in _parameters(optimizer) if it.grad is not None]
     if not gradients or any(it.is_sparse for it in gradients):
@@ -40,6 +40,12 @@ def create_(optimizer: "Optimizer") -> None:
                 is_compressed = group["compress_dense"] or parameter in sparse
                 memory = group["memory"] if is_compressed else EXACT
                 optimizer.state[parameter] = fresh_state(optimizer, parameter, group, memory)
+
+
+def _is_zero(rate: object) -> bool:
+    if isinstance(rate, Tensor):
+        return rate.numel() == 1 and rate.item() == 0
+    return isinstance(rate, float | int) and rate == 0
 
 
 def _parameters(optimizer: "Optimizer") -> list[Tensor]:

@@ -1,6 +1,7 @@
 """What must hold of options, parameters and gradients before a step; errors say what to do."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +19,15 @@ def is_fixed(value: object) -> bool:
     return value is None or isinstance(value, float | int | str | Memory)
 
 
+def check_is_memory(memory: object) -> None:
+    """Raises unless the memory of a group is one."""
+    if not isinstance(memory, Memory):
+        raise TypeError(
+            f"memory of a group must be a Memory, got {memory!r}; presets have names in "
+            "add_param_group() and in constructors"
+        )
+
+
 def check_memory(before: Memory, now: Memory) -> None:
     """Raises where the memory of a group is not what its moments were kept in before."""
     if now is not before and now != before:
@@ -27,8 +37,14 @@ def check_memory(before: Memory, now: Memory) -> None:
         )
 
 
-def check_moments(kind: str, moment_names: Sequence[Name], memory: Memory) -> None:
-    """Raises where a memory is not one for an optimizer of this kind, which has these moments."""
+def check_group(
+    kind: str, moment_names: Sequence[Name], refused: Sequence[str], options: Mapping[str, Any]
+) -> None:
+    """Raises where a group is not one for an optimizer of this kind, which has these moments."""
+    for flag in refused:
+        if options.get(flag):
+            raise ValueError(f"{flag} is not supported by {kind}; leave it out")
+    memory = options["memory"]
     if "second" in moment_names and memory.second is None:
         raise ValueError(f"memory.second must be a storage for {kind}, got None")
     if memory.form == "ratio" and len(moment_names) < 2:

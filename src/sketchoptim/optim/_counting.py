@@ -1,54 +1,30 @@
-"""Parameters whose device counts their steps: what the host tells it, and what it learns later."""
+"""Parameters whose device counts their steps: what the host learns of it later."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from torch import Tensor
-
 from .. import ops
-from ..ops import AnyRule, FusedRule, Schedule
-from ._binding import Binding
+from ._binding import Binding, BoundStep
 
 if TYPE_CHECKING:
     from .base import Group, Optimizer
-
-
-def scheduled(
-    optimizer: "Optimizer", rule: AnyRule, group: "Group", binding: Binding, gradient: Tensor
-) -> AnyRule:
-    """The rule of the next step with what its numbers come from.
-
-    A class that gives a rule but no schedule has its numbers taken as they are.
-    """
-    if not isinstance(rule, FusedRule):  # the reference takes the step, by the host's numbers
-        settle_(binding, group)
-        return rule
-    step = int(binding.step_count.value) + 1 - binding.began_after
-    schedule = Schedule(step, rule.step_size)
-    owner = next(it for it in type(optimizer).__mro__ if "rule" in vars(it))
-    if "schedule" in vars(owner) and optimizer.schedule is not None:
-        schedule = optimizer.schedule(
-            group, step, memory=binding.memory, is_sparse=gradient.is_sparse
-        )
-    return rule._replace(schedule=schedule)
 
 
 def settle_all_(optimizer: "Optimizer") -> None:
     """Waits for the devices that count steps; see `settle_`."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            binding = optimizer._bindings.get(id(parameter))
-            if binding is not None:
-                settle_(binding, group)
+            settle_(optimizer._bindings.get(id(parameter)), group)
 
 
-def settle_(binding: Binding, group: "Group", *, waits: bool = True) -> None:
+def settle_(binding: Binding | None, group: "Group", *, waits: bool = True) -> None:
     """Gives the state what the device has counted, and raises what it has refused.
 
     A step that the device refused has changed nothing there; later ones have gone on. Without
     waiting, only what the device has reported by now.
     """
-    counting = binding.counting
-    if counting is None or not (waits or counting.has_refused()):
+    counting = None if binding is None else binding.counting
+    if binding is None or counting is None or not (waits or counting.has_refused()):
         return
     extra_steps, values, ids = counting.settle_()
     binding.step_count.value += extra_steps
@@ -66,3 +42,10 @@ def settle_(binding: Binding, group: "Group", *, waits: bool = True) -> None:
         )
     if values:
         binding.state["skipped"] = binding.state.get("skipped", 0) + values
+
+
+def launch_together_(steps: Sequence[BoundStep]) -> None:
+    """Starts steps that devices count, several tables at once where the same kernels take them."""
+    counted = [it for it in steps if it.binding.counting is not None]
+    if len(counted) > 1 and counted[0].binding.counting is not None:
+        counted[0].binding.counting.launch_together_([it.step for it in counted])

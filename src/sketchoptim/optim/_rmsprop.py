@@ -8,7 +8,7 @@ from torch.optim import rmsprop as torch_rmsprop
 
 from .._validation import check_number
 from ..moments import Average
-from ..ops import FusedRule
+from ..ops import FusedRule, Schedule
 from ..storage import Memory
 from ._binding import Binding
 from .base import Group, Optimizer, Twins
@@ -69,6 +69,7 @@ class RMSprop(Optimizer):
         return FusedRule(
             step_size=float(group["lr"]),
             second=Average(alpha, 1 - alpha),
+            schedule=Schedule(step, float(group["lr"])),
             eps=float(group["eps"]),
             weight_decay=float(group["weight_decay"]),
             maximize=group["maximize"],

@@ -8,7 +8,7 @@ from torch.optim import sgd as torch_sgd
 
 from .._validation import check_flag, check_number
 from ..moments import Average, Name
-from ..ops import FusedRule
+from ..ops import FusedRule, Schedule
 from ..storage import Memory, Storage
 from ._binding import Binding
 from .base import Group, Optimizer, Twins
@@ -90,6 +90,7 @@ class SGD(Optimizer):
         return FusedRule(
             step_size=float(group["lr"]),
             first=Average(momentum, weight) if has_momentum else None,
+            schedule=Schedule(step, float(group["lr"])),
             nesterov=momentum if has_momentum and group["nesterov"] else None,
             weight_decay=float(group["weight_decay"]),
             maximize=group["maximize"],

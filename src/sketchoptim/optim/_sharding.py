@@ -309,12 +309,11 @@ def as_global(parameter: Tensor, part: Part, tensor: Tensor) -> Tensor:
 
 def as_held(parameter: Tensor, part: Part, tensor: Any) -> Any:
     """What this process keeps of a part from a checkpoint; all else is returned as it is."""
+    if part.sharding == "replicated" or not is_dtensor(parameter):
+        return whole(tensor)
     if is_dtensor(tensor):
-        if not is_dtensor(parameter) or part.sharding == "replicated":
-            return whole(tensor)
         return local(tensor.redistribute(parameter.device_mesh, parameter.placements))
     shard = Shard.of(parameter)
-    is_whole = isinstance(tensor, Tensor) and tuple(tensor.shape) == part.shape
-    if shard is not None and shard.group is not None and part.sharding == "rows" and is_whole:
-        return tensor[shard.rows.start : shard.rows.stop]
-    return tensor
+    assert shard is not None  # it is a DTensor
+    is_all = isinstance(tensor, Tensor) and tuple(tensor.shape) == part.shape
+    return tensor[shard.rows.start : shard.rows.stop] if is_all and shard.group else tensor

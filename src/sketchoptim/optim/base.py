@@ -12,9 +12,8 @@ from torch.compiler import is_dynamo_compiling
 
 from .. import _torch_private
 from .._validation import check_choice, check_flag, check_number
-from .._warning import warn
 from ..moments import Name
-from ..ops import AnyRule, Schedule
+from ..ops import AnyRule, FusedRule
 from ..storage import Memory, Storage
 from . import _advice, _binding, _blank_state, _checkpoint, _checks, _counting, _sharding
 from ._binding import EXACT, Binding, BoundStep, Options, State
@@ -48,8 +47,6 @@ class Optimizer(torch.optim.Optimizer):
     """What `from_torch` and `to_torch` convert from and to."""
     torch_step_: Callable[[Group, list[Binding]], None] | None = None
     """Steps parameters with dense gradients and exact moments; None where torch has no such."""
-    schedule: Callable[..., Schedule] | None = None
-    """What the numbers of `rule` come from, for a GPU that counts steps; None: nothing but them."""
 
     def __init__(
         self, params: Any, *, memory: str | Memory, rounding: str | None = None, **options: Any
@@ -70,11 +67,7 @@ class Optimizer(torch.optim.Optimizer):
         check_flag("maximize", group["maximize"])
         check_choice("nonfinite", group["nonfinite"], ("raise", "skip", "unchecked"))
         check_choice("rounding", group["rounding"], (None, "stochastic", "nearest"))
-        if not isinstance(group["memory"], Memory):
-            raise TypeError(
-                f"memory of a group must be a Memory, got {group['memory']!r}; "
-                "presets have names in add_param_group() and in constructors"
-            )
+        _checks.check_is_memory(group["memory"])
 
     def storages(self, group: Group, memory: Memory) -> dict[Name, Storage]:
         """The moments to keep, with where they live."""
@@ -95,10 +88,7 @@ class Optimizer(torch.optim.Optimizer):
         group.setdefault("compress_dense", "memory" in group)
         group["memory"] = Memory.of(group.get("memory", self.defaults["memory"]))
         options = {**self.defaults, **group}
-        for flag in REFUSED_FLAGS:
-            if options.get(flag):
-                raise ValueError(f"{flag} is not supported by {type(self).__name__}; leave it out")
-        _checks.check_moments(type(self).__name__, self.moment_names, group["memory"])
+        _checks.check_group(type(self).__name__, self.moment_names, REFUSED_FLAGS, options)
         self.check_options(options)
         super().add_param_group(group)
 
@@ -154,7 +144,7 @@ class Optimizer(torch.optim.Optimizer):
     profile_hook_step = staticmethod(_torch_private.hooked_when_needed)  # type: ignore[assignment]
 
     _bindings: dict[int, Binding]  # by id of the parameter, which a binding keeps alive
-    _lists: list[list[Tensor]]  # of the parameters of each group, when these were found:
+    _lists: list[list[Tensor]]  # the parameters of the groups, when these were found:
     _divided: _sharding.Divided
 
     def _step_(self) -> None:
@@ -181,6 +171,8 @@ class Optimizer(torch.optim.Optimizer):
             if self._divided:
                 _sharding.run_(steps)
             else:
+                if len(steps) > 1:
+                    _counting.launch_together_(steps)
                 for step in steps:
                     step.run_()
             for group, bindings in zip(self.param_groups, delegated, strict=True):
@@ -192,13 +184,8 @@ class Optimizer(torch.optim.Optimizer):
                 kept = [it for it in self._bindings.values() if it.parameter in self.state]
                 self._bindings = {id(binding.parameter): binding for binding in kept}
             # Last of all, since a warning may be an error, and a step must not stop halfway.
-            for step in steps:
-                if step.fallback_reason or step.binding.is_watched:
-                    for kind, message in _advice.step_warnings(step):
-                        self._warn_once(id(step.binding.parameter), kind, message)
-            exact_tables = fresh and _advice.exact_tables_warning(self, fresh)
-            if exact_tables:
-                self._warn_once(0, "exact tables", exact_tables)
+            if fresh or any(it.fallback_reason or it.binding.is_watched for it in steps):
+                _advice.warn_(self, steps, fresh, self._warned)
 
     # Where torch.compile breaks the graph of a training step, to go on behind it. Eager steps do
     # not go through it: the wrapper takes as long as a small step.
@@ -215,8 +202,7 @@ class Optimizer(torch.optim.Optimizer):
             try:
                 binding = self._bindings.get(id(parameter))
                 if binding is None or not binding.is_current(self.state.get(parameter), options):
-                    if binding is not None:
-                        _counting.settle_(binding, group)
+                    _counting.settle_(binding, group)
                     binding = _binding.bind(self, parameter, group, options, binding)
                     fresh.append(binding)
                 _checks.check_gradient(parameter, gradient)
@@ -232,8 +218,8 @@ class Optimizer(torch.optim.Optimizer):
                         memory=binding.memory,
                         is_sparse=gradient.is_sparse,
                     )
-                    if binding.counting is not None:
-                        rule = _counting.scheduled(self, rule, group, binding, gradient)
+                    if binding.counting is not None and type(rule) is not FusedRule:
+                        _counting.settle_(binding, group)  # the reference steps it
                     steps.append(binding.prepare(gradient, rule, number, group["nonfinite"]))
             except (TypeError, ValueError) as error:
                 error.add_note(f"It is {name_of(parameter, self)}.")
@@ -259,11 +245,6 @@ class Optimizer(torch.optim.Optimizer):
     @cached_property
     def _options_of(self) -> Callable[[Group], Options]:
         return operator.itemgetter(*sorted({*self.option_names(), "compress_dense"} - {"lr"}))
-
-    def _warn_once(self, owner: int, kind: str, message: str) -> None:
-        if (owner, kind) not in self._warned:
-            self._warned.add((owner, kind))
-            warn(message)
 
     def settle_(self) -> None:
         """Waits for GPUs, which count steps by themselves, and raises what they have refused."""
@@ -295,6 +276,5 @@ class Optimizer(torch.optim.Optimizer):
     def _reset_caches_(self) -> None:
         self._lock = threading.Lock()
         self._warned: set[tuple[int, str]] = set()
-        self._bindings = {}
-        self._lists, self._divided = [], {}
+        self._bindings, self._lists, self._divided = {}, [], {}
         self._validated: dict[int, Options] = {}  # by id of the group
