@@ -7,8 +7,9 @@ The host learns of refusals later: from a report in its own memory, or when it s
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import assert_never
+from typing import Any, assert_never
 
 import torch
 from torch import Tensor
@@ -203,8 +204,9 @@ class GpuStep:
             kernels.launched = None
             return
         self.begin_()
-        for launch in launches(self.call()):
-            launch.run_()
+        with _current(kernels.parameter.device):
+            for launch in launches(self.call()):
+                launch.run_()
         self.end_()
 
     def begin_(self) -> None:
@@ -251,9 +253,15 @@ def launch_together_(steps: Sequence[GpuStep]) -> None:
         together = [steps[number] for number in group]
         for step in together:
             step.begin_()
-        sequence = launches_together([step.call() for step in together])
-        for launch in sequence.launches:
-            launch.run_()
+        with _current(together[0].kernels.parameter.device):
+            sequence = launches_together([step.call() for step in together])
+            for launch in sequence.launches:
+                launch.run_()
         for step in together:
             step.end_()
             step.kernels.launched = step
+
+
+def _current(device: torch.device) -> AbstractContextManager[Any]:
+    """Makes a GPU the current one, on which Triton launches whatever it is given."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
