@@ -11,7 +11,7 @@ from ..moments import Average
 from ._gpu_moment import GpuMoment, mode_of
 from ._rule import FusedRule
 from ._schedule import Schedule
-from ._triton import blocks, moves, prepare, rows
+from ._triton import blocks, moves, ordered, prepare, rows
 from .reference import LARGEST_GRADIENT
 
 # Numbers of a tile: 8 for each of the 128 threads of a program keeps all kernels free of spills.
@@ -206,7 +206,7 @@ class _Plan:
                 "SECOND_DEPTH": second_depth, "SECOND_KIND": second.kind,
                 "SECOND_FORM": second.form, "BLOCK": block, **OPTIONS_IN_ORDER,
             }  # fmt: skip
-            found.append(Launch(moves.add_rows, grid, arguments))
+            found.append(Launch(ordered.add_rows, grid, arguments))
         if second.is_by_row and second.is_in_order:
             arguments = {
                 "ids": self.gradient["ids"], "count": call.positions, "ledger": call.ledger,
@@ -215,7 +215,7 @@ class _Plan:
                 **second.constants("SECOND", self.rule.second), **OPTIONS_IN_ORDER,
             }  # fmt: skip
             del arguments["SECOND_KIND"]
-            found.append(Launch(moves.move_by_row, (1,), arguments))
+            found.append(Launch(ordered.move_by_row, (1,), arguments))
         return found
 
     def _move(self) -> list[Launch]:
@@ -238,10 +238,11 @@ class _Plan:
             "IS_RAISED": second.is_raised_at_once, "IS_RATIO": rule.is_ratio,
         }  # fmt: skip
         if any(it.is_in_order and not it.is_by_row for it in (first, second)):
-            block = shape.block if first.block or second.block else COLUMNS_IN_ORDER
-            block = min(triton.next_power_of_2(call.dim), block)
-            arguments |= {"BLOCK": block, "ROWS": 1, **OPTIONS_IN_ORDER}
-            grid = (triton.cdiv(call.dim, shape.stride if first.block or second.block else block),)
+            block = stride = min(triton.next_power_of_2(call.dim), COLUMNS_IN_ORDER)
+            if first.block or second.block:  # a program takes whole blocks of codes
+                block, stride = shape.block, shape.stride
+            arguments |= {"STRIDE": stride, "BLOCK": block, "ROWS": 1, **OPTIONS_IN_ORDER}
+            grid = (triton.cdiv(call.dim, stride),)
             return [Launch(moves.move_rows_in_order, grid, arguments)]
         # The ratio form divides in every hash row, which takes more registers.
         tile_rows = max(1, shape.rows // 2) if rule.is_ratio else shape.rows

@@ -211,6 +211,14 @@ def test_hundreds_of_equal_ids_among_rows_in_order_equal_the_reference():
     assert_equals_reference(case)
 
 
+def test_codes_beside_a_sketch_whose_rows_come_in_order_equal_the_reference():
+    memory = so.Memory(
+        so.Quantized(block=100), so.Sketched(width=3, granularity="element", decay="paper")
+    )
+    case = Case("Adam", memory, (30, 250), entries=3, steps=1, options={"weight_decay": 0.0})
+    assert_equals_reference(case)
+
+
 def test_rows_wider_than_a_tile_equal_the_reference():
     case = Case("Adam", so.storage.PRESETS["lean"], (6, 1500), entries=7, options={"eps": 0.5})
     case.options["weight_decay"] = 0.0

@@ -5,7 +5,7 @@ import triton.language as tl
 
 from . import slots
 from .moments import CONSERVATIVE, LINEAR, ROW_SKETCH, ROW_WISE, delta, estimate
-from .rows import PIECE, any_of, gradient, id_at, ids_at, piece_sum, run_start
+from .rows import ID_BITS, PIECE, any_of, gradient, id_at, ids_at, piece_sum, run_start
 from .words import mix, splitmix64, store_nearest
 
 # Corrections of a step's numbers by its number: none, Adam's, Adagrad's.
@@ -174,6 +174,9 @@ def inspect(
     at = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
     id, is_inside, is_head = ids_at(ids, at, count, IS_DENSE)
     is_row = (id >= 0) & (id < row_count)
+    if not IS_DENSE:  # what is above an id's bits is the number of the table, 0 if there is one
+        above = tl.load(ids + at, mask=is_inside, other=0) >> ID_BITS
+        is_row = is_row & (above == tl.program_id(1))
     if any_of(is_inside & ~is_row):
         tl.atomic_or(flag, slots.BAD_IDS)
     mask = is_head & is_row

@@ -1,0 +1,52 @@
+"""Buckets, signs and noise of the GPU's kernels against the specifications' golden vectors."""
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from gpu_steps import IS_INTERPRETED
+from hash_specification import IDS, WIDTHS, WORDS
+from rounding_specification import COLUMNS, NOISE
+
+from sketchoptim import _hashing
+from sketchoptim.ops._triton.words import bucket_of, mix, noise, sign_of
+
+pytestmark = pytest.mark.skipif(not IS_INTERPRETED, reason="needs TRITON_INTERPRET=1")
+
+
+@triton.jit
+def find(words, ids, width: tl.int64, buckets, signs, COUNT: tl.constexpr):
+    at = tl.arange(0, COUNT)
+    mixed = mix(tl.load(ids + at))
+    tl.store(buckets + at, bucket_of(words, 0, mixed, width))
+    tl.store(signs + at, sign_of(words, 0, mixed))
+
+
+@triton.jit
+def draw(keys, id, columns, bits, COUNT: tl.constexpr):
+    at = tl.arange(0, COUNT)
+    key = tl.load(keys).to(tl.uint32)
+    tl.store(bits + at, noise(key, tl.load(id), tl.load(columns + at)).to(tl.int64))
+
+
+def signed(word: int) -> int:
+    return word - 2**64 if word >= 2**63 else word
+
+
+@pytest.mark.parametrize("words", WORDS.values(), ids=map(str, WORDS))
+def test_buckets_and_signs_are_those_of_the_specification(words):
+    own = torch.tensor([[signed(word) for word in words]])
+    ids = torch.tensor([*IDS, 7, 8])
+    buckets, signs = torch.zeros(8, dtype=torch.int64), torch.zeros(8)
+    for width in WIDTHS:
+        find[(1,)](own, ids, width, buckets, signs, COUNT=8)
+        assert torch.equal(buckets, _hashing.buckets(own, ids, width)[0])
+        assert torch.equal(signs, _hashing.signs(own, ids)[0])
+
+
+@pytest.mark.parametrize(("key", "row_id"), NOISE)
+def test_noise_is_that_of_the_specification(key, row_id):
+    bits = torch.zeros(len(COLUMNS), dtype=torch.int64)
+    columns = torch.tensor(COLUMNS)
+    draw[(1,)](torch.tensor([key]), torch.tensor([row_id]), columns, bits, COUNT=len(COLUMNS))
+    assert tuple(bits.tolist()) == NOISE[key, row_id]
