@@ -22,6 +22,7 @@ _STYLE: dict[Any, Any] = {
     "axes.spines.right": False,
     "text.parse_math": False,  # a recipe's "$" is a dollar
 }
+_LONG_TITLE = 32  # longer ones do not fit next to one another below a picture
 _CLOCKS = {"seconds": "seconds of training", "cpu_seconds": "seconds of processor time in training"}
 
 
@@ -140,7 +141,9 @@ def _lines(
         width = 2.4 if finding.name == "lean" else 1.2
         draw(axes, finding, {"label": finding.title, "color": color, "linewidth": width})
     axes.grid(alpha=0.25, which="both")
-    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8)
+    longest = max(len(finding.title) for finding in reproduction.findings)
+    columns = 1 if longest > _LONG_TITLE else 2
+    figure.legend(loc="outside lower center", ncols=columns, frameon=False, fontsize=8)
     return figure
 
 
