@@ -43,7 +43,10 @@ class Shape(NamedTuple):
     @classmethod
     def of(cls, dim: int, first: GpuMoment, second: GpuMoment) -> "Shape":
         coded = max(first.block, second.block)
-        stride = min(coded, dim) if coded else min(triton.next_power_of_2(dim), MOST_COLUMNS)
+        stride = min(coded, dim) if coded else triton.next_power_of_2(dim)
+        if stride > MOST_COLUMNS:
+            # A loop over the columns of a row needs registers of its own.
+            return cls(MOST_COLUMNS // 2, MOST_COLUMNS // 2, 1)
         block = triton.next_power_of_2(stride)
         return cls(stride, block, max(1, TILE // block))
 

@@ -181,7 +181,6 @@ def inspect(
         tl.atomic_or(flag, slots.BAD_IDS)
     mask = is_head & is_row
     squares = tl.zeros([ROWS, BLOCK], tl.float32)
-    bad = tl.zeros([ROWS, BLOCK], tl.int32)
     for start in range(0, DIM, STRIDE):
         offsets = tl.arange(0, BLOCK)[None, :]
         columns = start + offsets
@@ -190,10 +189,12 @@ def inspect(
             entries, ids, order, partials, parameter, ledger, count, at, id, mask, columns,
             column_mask, DIM, IS_DENSE, IS_MAXIMIZING, DECAYS,
         )  # fmt: skip
-        squares += g * g
-        bad = bad | (~(tl.abs(g) <= LARGEST)).to(tl.int32)  # true for NaN
+        square = g * g
+        if IS_CHECKED:  # no sum of squares within the bound is infinite; NaN is not within it
+            square = tl.where(tl.abs(g) <= LARGEST, square, float("inf"))
+        squares += square
     if IS_CHECKED:
-        if tl.max(tl.max(bad, 1), 0) > 0:
+        if tl.max(tl.max(squares, 1), 0) == float("inf"):
             tl.atomic_or(flag, slots.BAD_VALUES)
     if (SECOND_KIND == ROW_WISE) or (SECOND_KIND == ROW_SKETCH):
         value = tl.div_rn(tl.sum(squares, 1)[:, None], tl.full([ROWS, 1], DIM, tl.float32))
