@@ -98,6 +98,23 @@ void for_estimates(const Moment& m, const Squares& squares, int32_t threads, Vis
     });
 }
 
+// Prefetches all counters in the order of memory, if most of them are about to be read. In the
+// order of rows, one cache miss would wait for the other.
+void prefetch_counters(const Moment& m, int64_t rows) {
+  const int64_t bytes = m.depth * m.width * bytes_of(m.dtype);
+  if (rows * m.depth * kCacheLine < bytes / 2) return;
+  for (int64_t at = 0; at < bytes; at += kCacheLine)
+    __builtin_prefetch(static_cast<const char*>(m.data) + at);
+}
+
+// Calls visit(r, number) for every row r, with its own number of a row-wise moment.
+template <typename Visit>
+void for_numbers(const Moment& m, const Squares& squares, int32_t threads, Visit visit) {
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+  for (int64_t r = 0; r < squares.rows; ++r)
+    visit(r, static_cast<float*>(m.data)[squares.id(r)]);
+}
+
 // Rows one after the other, in ascending order.
 void move_item_wise(const Moment& m, const Squares& squares) {
   Places places;
@@ -105,7 +122,8 @@ void move_item_wise(const Moment& m, const Squares& squares) {
   for (int64_t r = 0; r < squares.rows; ++r) {
     const Place place{&places, r % kPlaces};
     if (place.lane == 0) {
-      for (int64_t i = 0; i < kPlaces; ++i) ids[i] = squares.hashed_id(std::min(r + i, squares.rows - 1));
+      for (int64_t i = 0; i < kPlaces; ++i)
+        ids[i] = squares.hashed_id(std::min(r + i, squares.rows - 1));
       locate(m, ids, 1, places);
     }
     const int64_t id = ids[place.lane];
@@ -128,29 +146,6 @@ void move_item_wise(const Moment& m, const Squares& squares) {
 
 }  // namespace
 
-void prefetch_counters(const Moment& m, int64_t rows) {
-  const int64_t bytes = m.depth * m.width * bytes_of(m.dtype);
-  if (rows * m.depth * kCacheLine < bytes / 2) return;
-  for (int64_t at = 0; at < bytes; at += kCacheLine)
-    __builtin_prefetch(static_cast<const char*>(m.data) + at);
-}
-
-void read_targets(const Moment& m, const Squares& squares, int32_t threads) {
-  float* values = squares.values;
-  for_estimates(m, squares, threads,
-                [&](int64_t r, float least) { values[r] = least + values[r] * m.weight; });
-}
-
-void raise_to_targets(const Moment& m, const Squares& squares, int32_t threads) {
-  for_counters(m, squares, threads, [&](int64_t r, int64_t at) {
-    const float target =
-        rounded_one(m, squares.values[r] * m.inverse_scale, squares.hashed_id(r));
-    // Written in both cases: a branch would often be predicted wrongly.
-    const float old = load_one(m, at);
-    store_one(m, at, target > old ? target : old);
-  });
-}
-
 void add_by_row(const Moment& m, const Squares& squares, int32_t threads) {
   prefetch_counters(m, squares.rows);
   for_counters(m, squares, threads, [&](int64_t r, int64_t at) {
@@ -159,25 +154,41 @@ void add_by_row(const Moment& m, const Squares& squares, int32_t threads) {
   });
 }
 
+void read_by_row(const Moment& before, const Squares& squares, int32_t threads) {
+  float* values = squares.values;
+  if (before.kind == kRowWise)
+    return for_numbers(before, squares, threads, [&](int64_t r, float& x) { values[r] = x; });
+  prefetch_counters(before, squares.rows);
+  for_estimates(before, squares, threads, [&](int64_t r, float least) { values[r] = least; });
+}
+
+void write_by_row(const Moment& m, const Squares& squares, int32_t threads) {
+  const float* values = squares.values;
+  if (m.kind == kRowWise)
+    return for_numbers(m, squares, threads, [&](int64_t r, float& x) { x = values[r]; });
+  for_counters(m, squares, threads, [&](int64_t r, int64_t at) {
+    const float target = rounded_one(m, values[r] * m.inverse_scale, squares.hashed_id(r));
+    // Written in both cases: a branch would often be predicted wrongly.
+    const float old = load_one(m, at);
+    store_one(m, at, target > old ? target : old);
+  });
+}
+
 void move_by_row(const Moment& m, const Moment& before, const Squares& squares, int32_t threads) {
   float* values = squares.values;
-  if (m.kind == kRowWise) {
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (int64_t r = 0; r < squares.rows; ++r) {
-      float* value = static_cast<float*>(m.data) + squares.id(r);
-      values[r] = *value += delta(m, *value, values[r]);
-    }
-    return;
-  }
+  if (m.kind == kRowWise)
+    return for_numbers(m, squares, threads,
+                       [&](int64_t r, float& x) { values[r] = x = moved_by_row(m, x, values[r]); });
   switch (m.form) {
     case kConservative:
       prefetch_counters(m, squares.rows);
-      read_targets(before, squares, threads);
-      raise_to_targets(m, squares, threads);
-      return;
+      for_estimates(before, squares, threads, [&](int64_t r, float least) {
+        values[r] = moved_by_row(m, least, values[r]);
+      });
+      return write_by_row(m, squares, threads);
     case kLinear:
-      for_estimates(m, squares, threads, [&](int64_t r, float least) { values[r] = least; });
-      return;
+      return for_estimates(m, squares, threads,
+                           [&](int64_t r, float least) { values[r] = least; });
     default:
       prefetch_counters(m, squares.rows);
       move_item_wise(m, squares);

@@ -23,11 +23,12 @@ void add_by_row(const Moment& m, const Squares& squares, int32_t threads);
 // a copy of its counters where these are not all rows of the step.
 void move_by_row(const Moment& m, const Moment& before, const Squares& squares, int32_t threads);
 
-// The same for a conservative sketch in two parts: read_targets() leaves second moments, which are
-// the targets, and changes no counter; raise_to_targets() takes them.
-void read_targets(const Moment& m, const Squares& squares, int32_t threads);
-void raise_to_targets(const Moment& m, const Squares& squares, int32_t threads);
+// The same in three parts, for a row-wise moment or a conservative sketch. read_by_row() leaves
+// what is kept of each row; then each number has to become moved_by_row() of itself and the mean
+// square of its row; write_by_row() takes what is then there.
+void read_by_row(const Moment& before, const Squares& squares, int32_t threads);
+void write_by_row(const Moment& m, const Squares& squares, int32_t threads);
 
-// Prefetches all counters in the order of memory, if most of them are about to be read by `rows`
-// rows. In the order of rows, one cache miss would wait for the other.
-void prefetch_counters(const Moment& m, int64_t rows);
+INLINE float moved_by_row(const Moment& m, float old, float square) {
+  return old + (m.kind == kRowWise ? delta(m, old, square) : square * m.weight);
+}

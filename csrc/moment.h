@@ -23,6 +23,9 @@ INLINE Number delta(const Moment& m, Number old, Number x) {
 inline bool is_element_sketch(const Moment& m) { return m.kind == kSketch && !m.is_by_row; }
 inline bool is_linear(const Moment& m) { return m.kind == kSketch && m.form == kLinear; }
 inline bool is_item_wise(const Moment& m) { return is_element_sketch(m) && m.form != kLinear; }
+inline bool is_conservative(const Moment& m) {
+  return m.kind == kSketch && m.form == kConservative;
+}
 inline bool is_by_row(const Moment& m) { return m.kind != kNone && m.is_by_row; }
 
 // Rows that are hashed together, in SIMD registers.

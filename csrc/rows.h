@@ -6,7 +6,7 @@
 #include "moment.h"
 
 constexpr int64_t kLine = 16;  // numbers in a cache line, of which a thread takes all or none
-constexpr int64_t kStreams = 8;
+constexpr int64_t kStreams = 4;
 constexpr int64_t kPrefetchBytes = 512;  // from there on the hardware prefetches
 constexpr int64_t kEntriesAhead = 4;     // two to eight take the same time
 
@@ -129,14 +129,20 @@ INLINE const float* gradient_of(const Step& s, int64_t r, Span columns, float* b
   return gathered<P>(s, r, columns, buffer);
 }
 
-// Calls visit(row, next). Rows whose gradients lie one after another are read from several places
-// at once: the hardware prefetches from each place, but only so far, and one alone does not fill
-// the memory's bandwidth. Others come in order, which is that of their entries.
+// Calls visit(first, stride, count) for groups of up to kStreams rows: first, first + stride and so
+// on. Rows whose gradients lie one after another are read from several places at once: the hardware
+// prefetches from each place, but only so far, and one alone does not fill the memory's bandwidth.
+// Others come in order, which is that of their entries.
 template <typename Visit>
-INLINE void in_streams(const Step& s, Span rows, Visit visit) {
-  const int64_t streams = s.gradient.starts ? 1 : kStreams;
-  const int64_t length = (rows.end - rows.begin + streams - 1) / streams;
-  for (int64_t at = 0; at < length; ++at)
-    for (int64_t r = rows.begin + at; r < rows.end; r += length)
-      visit(r, std::min(r + 1, rows.end - 1));
+INLINE void in_groups(const Step& s, Span rows, Visit visit) {
+  const int64_t all = rows.end - rows.begin, groups = (all + kStreams - 1) / kStreams;
+  const bool is_ordered = s.gradient.starts;
+  const int64_t step = is_ordered ? kStreams : 1, stride = is_ordered ? 1 : groups;
+  for (int64_t at = 0; at < groups * step; at += step)
+    visit(rows.begin + at, stride, std::min(kStreams, (all - at + stride - 1) / stride));
+}
+
+// The row that the next group has in the same place.
+INLINE int64_t next_of(const Step& s, int64_t r, Span rows) {
+  return std::min(r + (s.gradient.starts ? kStreams : 1), rows.end - 1);
 }

@@ -13,7 +13,6 @@
 
 namespace {
 
-constexpr int64_t kMostBlockRows = 2048, kBlockBytes = 1 << 18;  // of an L2 cache
 constexpr int64_t kPieceOfThreads = 16;  // a piece is this much larger with threads
 constexpr int64_t kMostPieceRows = 1 << 17;  // half a megabyte of row values
 
@@ -23,6 +22,18 @@ Squares squares_of(const Step& s) {
   return {s.gradient.ids, s.gradient.first_id, s.gradient.rows, s.first_row, s.row_values};
 }
 
+// With mean squares in row_values, unless the sweep finds them itself, row by row: then it reads
+// each gradient once. Rows may not share what changes before all of them have read it.
+Step inspected(const Step& s) {
+  Step result = s;
+  const bool is_free = s.second.kind == kRowWise || is_conservative(s.second);
+  if (is_by_row(s.second) && !s.is_inspected && (is_element_sketch(s.first) || !is_free)) {
+    sketchoptim_inspect(&s);
+    result.is_inspected = 1;
+  }
+  return result;
+}
+
 void add(const Step& s) {
   const bool is_second_by_row = is_by_row(s.second);
   if (is_second_by_row && is_linear(s.second)) add_by_row(s.second, squares_of(s), s.threads);
@@ -30,71 +41,13 @@ void add(const Step& s) {
 }
 
 void update(const Step& s, const Moment& second_before) {
-  if (is_by_row(s.second)) move_by_row(s.second, second_before, squares_of(s), s.threads);
+  const bool squares_follow = is_by_row(s.second) && !s.is_inspected;
+  if (squares_follow)
+    read_by_row(second_before, squares_of(s), s.threads);
+  else if (is_by_row(s.second))
+    move_by_row(s.second, second_before, squares_of(s), s.threads);
   sweep_rows(s, Sweep::kUpdate);
-}
-
-// The part of a step that is about some of its rows.
-Step part_of(const Step& s, Span rows) {
-  Step part = s;
-  Gradient& g = part.gradient;
-  g.rows = rows.end - rows.begin;
-  g.first_id += rows.begin;
-  if (g.ids) g.ids += rows.begin;
-  if (g.starts) {
-    g.starts += rows.begin;
-    g.slots += rows.begin;
-  } else {
-    g.values = static_cast<const char*>(g.values) + rows.begin * s.dim * bytes_of(s.dtype);
-  }
-  if (s.row_values) part.row_values += rows.begin;
-  return part;
-}
-
-bool is_conservative(const Moment& m) { return m.kind == kSketch && m.form == kConservative; }
-
-// Whether rows may go through in blocks: what they share must not change before all have read it.
-bool has_free_rows(const Step& s) {
-  return !is_element_sketch(s.first) && (s.second.kind == kRowWise || is_conservative(s.second));
-}
-
-// Makes room for the sums of rows with several entries, from inspect() to the update.
-void keep_sums(Gradient& g, uint32_t* slots, float* sums) {
-  uint32_t taken = 0;
-  for (int64_t r = 0; r < g.rows; ++r) {
-    slots[r] = taken;
-    taken += !is_alone(g, r);
-  }
-  g.slots = slots;
-  g.sums = sums;
-}
-
-// A step along a gradient that was not inspected, with a second moment by row. The mean squares of
-// a block of rows are found while their gradients come into the cache, where the update finds them.
-void step_in_blocks(const Step& s) {
-  const int64_t row_bytes = std::max<int64_t>(1, s.dim) * 4;  // as float32, like sums
-  const int64_t size = std::clamp<int64_t>(kBlockBytes / row_bytes, 1, kMostBlockRows);
-  const bool is_raised = is_conservative(s.second);
-  // Sums must not take more memory than a copy of the rows.
-  const bool keeps_sums = s.gradient.starts && size * s.threads * row_bytes <=
-                                                   s.gradient.rows * s.dim * bytes_of(s.dtype);
-  if (is_raised) prefetch_counters(s.second, s.gradient.rows);
-  in_parallel(s, false, [&](Span rows, Span) {
-    std::unique_ptr<float[]> sums(keeps_sums ? new float[size * s.dim] : nullptr);
-    uint32_t slots[kMostBlockRows];
-    for (int64_t begin = rows.begin; begin < rows.end; begin += size) {
-      Step block = part_of(s, {begin, std::min(begin + size, rows.end)});
-      block.threads = 1;
-      if (keeps_sums) keep_sums(block.gradient, slots, sums.get());
-      sketchoptim_inspect(&block);
-      if (is_raised)
-        read_targets(s.second, squares_of(block), 1);
-      else
-        move_by_row(s.second, s.second, squares_of(block), 1);
-      sweep_rows(block, Sweep::kUpdate);
-    }
-  });
-  if (is_raised) raise_to_targets(s.second, squares_of(s), s.threads);
+  if (squares_follow) write_by_row(s.second, squares_of(s), s.threads);
 }
 
 // A step with a second moment by row, along a dense gradient of many rows. One number per row is
@@ -105,11 +58,15 @@ void step_in_pieces(const Step& s) {
   const int64_t size = std::min({wanted, std::max(s.piece_rows, kMostPieceRows), s.gradient.rows});
   std::unique_ptr<float[]> row_values(new float[size]);
   auto for_pieces = [&](auto visit) {
+    Step piece = s;
+    piece.row_values = row_values.get();
+    piece.is_inspected = 0;
     for (int64_t begin = 0; begin < s.gradient.rows; begin += size) {
-      Step piece = part_of(s, {begin, std::min(begin + size, s.gradient.rows)});
-      piece.row_values = row_values.get();
-      sketchoptim_inspect(&piece);
-      visit(piece);
+      piece.gradient.first_id = begin;
+      piece.gradient.rows = std::min(size, s.gradient.rows - begin);
+      piece.gradient.values =
+          static_cast<const char*>(s.gradient.values) + begin * s.dim * bytes_of(s.dtype);
+      visit(inspected(piece));
     }
   };
   if (has_linear(s)) for_pieces(add);
@@ -151,12 +108,8 @@ extern "C" void sketchoptim_noise(uint32_t key, const int64_t* ids, int64_t coun
 }
 
 extern "C" void sketchoptim_step(const Step* step) {
-  const Step& s = *step;
-  if (is_by_row(s.second) && !s.row_values) return step_in_pieces(s);
-  if (is_by_row(s.second) && !s.is_inspected) {
-    if (has_free_rows(s)) return step_in_blocks(s);
-    sketchoptim_inspect(step);
-  }
+  if (is_by_row(step->second) && !step->row_values) return step_in_pieces(*step);
+  const Step s = inspected(*step);
   if (has_linear(s)) add(s);
   update(s, s.second);
 }

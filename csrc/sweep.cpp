@@ -5,7 +5,9 @@
 #include <memory>
 #include <type_traits>
 
+#include "by_row.h"
 #include "rows.h"
+#include "square_sum.h"
 
 namespace {
 
@@ -57,28 +59,37 @@ INLINE void prefetch_row(const Step& s, int64_t r, Span columns) {
   if (s.second.kind == kExact) prefetch(s.second.data, s.dtype, row_at, columns);
 }
 
-// Calls visit(row, next). With sketches by element rows come in ascending order, and what `next`
-// needs is prefetched a few columns at a time between the arithmetic: all of it at once is more
-// cache misses than a processor can have in flight. Without sketches the order is free.
-template <bool kHasSketches, typename Visit>
-INLINE void for_rows(const Step& s, Span rows, Span columns, Visit visit) {
-  if constexpr (kHasSketches) {
-    Row pair[2] = {};
-    Finder finder(s, rows);
-    if (rows.begin < rows.end) finder.find(rows.begin, pair[0]);
-    for (int64_t r = rows.begin; r < rows.end; ++r) {
-      Row &row = pair[(r - rows.begin) % 2], &next = pair[(r - rows.begin + 1) % 2];
-      finder.find(std::min(r + 1, rows.end - 1), next);
-      visit(row, next);
-    }
-  } else {
-    Row row{};
-    in_streams(s, rows, [&](int64_t r, int64_t next) ALWAYS {
-      prefetch_row(s, next, columns);
-      enter(s, r, row);
-      visit(row, row);
-    });
+// Calls visit(row, next) for rows in ascending order. What `next` needs is prefetched a few columns
+// at a time between the arithmetic: all of it at once is more cache misses than a processor can
+// have in flight.
+template <typename Visit>
+INLINE void for_ordered_rows(const Step& s, Span rows, Visit visit) {
+  Row pair[2] = {};
+  Finder finder(s, rows);
+  if (rows.begin < rows.end) finder.find(rows.begin, pair[0]);
+  for (int64_t r = rows.begin; r < rows.end; ++r) {
+    Row &row = pair[(r - rows.begin) % 2], &next = pair[(r - rows.begin + 1) % 2];
+    finder.find(std::min(r + 1, rows.end - 1), next);
+    visit(row, next);
   }
+}
+
+// Without sketches by element the order is free. Calls look(r, i) and visit(row, i) for each row:
+// if looks are long, first all looks of a group, which then wait for memory and for square roots
+// together.
+template <typename Look, typename Visit>
+INLINE void for_free_rows(const Step& s, Span rows, Span columns, bool are_looks_long, Look look,
+                          Visit visit) {
+  in_groups(s, rows, [&](int64_t first, int64_t stride, int64_t count) ALWAYS {
+    for (int64_t i = 0; are_looks_long && i < count; ++i) look(first + i * stride, i);
+    for (int64_t i = 0; i < count; ++i) {
+      Row row{};
+      enter(s, first + i * stride, row);
+      prefetch_row(s, next_of(s, row.number, rows), columns);
+      if (!are_looks_long) look(row.number, i);
+      visit(row, i);
+    }
+  });
 }
 
 // First of two sweeps, for sketches by element that are linear.
@@ -86,7 +97,7 @@ template <int32_t P, typename First, typename Second>
 void add_rows(const Step& s) {
   in_parallel(s, true, [&](Span rows, Span columns) {
     std::unique_ptr<float[]> buffer(new float[s.dim]);
-    for_rows<true>(s, rows, columns, [&](const Row& row, const Row& next) ALWAYS {
+    for_ordered_rows(s, rows, [&](const Row& row, const Row& next) ALWAYS {
       const float* g = gradient_of<P>(s, row.number, columns, buffer.get());
       const First first(s.first, row.first, row.at);
       const Second second(s.second, row.second, row.at);
@@ -129,41 +140,88 @@ struct Applied {
   }
 };
 
-// The sweep in which rows move; a sketch by row has left its estimates in row_values.
+// One row of the sweep in which rows move: its gradient g, divided by the root of its second moment
+// where that is one number for the row.
 template <int32_t P, typename First, typename Second>
-void update_rows(const Step& s) {
-  constexpr bool kHasSketches = First::kIsSketch || Second::kIsSketch;
+struct Update {
+  const Step& s;
+  const Span columns;
+  const Applied<P> apply;
+  const float eps, second_root, nesterov;
+  const bool has_nesterov;
+
+  Update(const Step& step, Span part)
+      : s(step), columns(part), apply(s), eps(s.eps), second_root(s.second_root),
+        nesterov(s.nesterov), has_nesterov(First::kIsKept && s.has_nesterov) {}
+
+  INLINE float inverse_root(float second) const {
+    return 1.0f / (std::sqrt(second) / second_root + eps);
+  }
+
+  INLINE void operator()(const Row& row, const Row* next, const float* g, float inverse) const {
+    const First first(s.first, row.first, row.at);
+    const Second second(s.second, row.second, row.at);
+    for_columns(columns.begin, columns.end, [&](int64_t c, int64_t count) ALWAYS {
+      if (next) {
+        first.prefetch_next(next->first, next->at, c);
+        second.prefetch_next(next->second, next->at, c);
+        apply.prefetch_next(next->at + c);
+      }
+      const Lanes x = load(g, kFloat32, c, count);
+      Lanes direction = first.move(c, count, x);
+      if (has_nesterov) direction = x + direction * nesterov;
+      if (Second::kIsKept) {
+        const Lanes size = root(second.move(c, count, x * x));
+        direction /= (second_root == 1.0f ? size : size / second_root) + eps;
+      } else {
+        direction *= inverse;
+      }
+      apply(row, c, count, direction);
+    });
+  }
+};
+
+// The sweep with sketches by element; a moment by row has left its estimates in row_values.
+template <int32_t P, typename First, typename Second>
+void update_ordered_rows(const Step& s) {
   const bool by_column = is_item_wise(s.first) || is_item_wise(s.second);
   const bool has_row_values = is_by_row(s.second);
-  const float eps = s.eps, second_root = s.second_root;
-  const float nesterov = s.nesterov;
-  const bool has_nesterov = First::kIsKept && s.has_nesterov;
   in_parallel(s, by_column, [&](Span rows, Span columns) {
     std::unique_ptr<float[]> buffer(new float[s.dim]);
-    const Applied<P> apply(s);
-    for_rows<kHasSketches>(s, rows, columns, [&](const Row& row, const Row& next) ALWAYS {
+    const Update<P, First, Second> update(s, columns);
+    for_ordered_rows(s, rows, [&](const Row& row, const Row& next) ALWAYS {
       const float* g = gradient_of<P>(s, row.number, columns, buffer.get());
-      const First first(s.first, row.first, row.at);
-      const Second second(s.second, row.second, row.at);
-      const float inverse =
-          has_row_values ? 1.0f / (std::sqrt(s.row_values[row.number]) / second_root + eps) : 1.0f;
-      for_columns(columns.begin, columns.end, [&](int64_t c, int64_t count) ALWAYS {
-        if constexpr (kHasSketches) {
-          first.prefetch_next(next.first, next.at, c);
-          second.prefetch_next(next.second, next.at, c);
-          apply.prefetch_next(next.at + c);
-        }
-        const Lanes x = load(g, kFloat32, c, count);
-        Lanes direction = first.move(c, count, x);
-        if (has_nesterov) direction = x + direction * nesterov;
-        if (Second::kIsKept) {
-          const Lanes size = root(second.move(c, count, x * x));
-          direction /= (second_root == 1.0f ? size : size / second_root) + eps;
-        } else {
-          direction *= inverse;
-        }
-        apply(row, c, count, direction);
-      });
+      update(row, &next, g,
+             has_row_values ? update.inverse_root(s.row_values[row.number]) : 1.0f);
+    });
+  });
+}
+
+// Inlined into every sweep it would make the library 5 % larger.
+__attribute__((noinline)) float mean_square(const float* g, int64_t dim) {
+  return square_sum(g, dim) / static_cast<float>(dim);
+}
+
+// The sweep without; rows that were not inspected have in row_values what moved_by_row() takes.
+template <int32_t P, typename First, typename Second>
+void update_free_rows(const Step& s) {
+  const bool has_row_values = is_by_row(s.second);
+  const bool finds_squares = has_row_values && !s.is_inspected;
+  in_parallel(s, false, [&](Span rows, Span columns) {
+    const int64_t kept = std::min(kStreams, rows.end - rows.begin);
+    std::unique_ptr<float[]> buffer(new float[kept * s.dim]);
+    const Update<P, First, Second> update(s, columns);
+    const float* gradients[kStreams];
+    float inverses[kStreams];
+    auto look = [&](int64_t r, int64_t i) ALWAYS {
+      gradients[i] = gradient_of<P>(s, r, columns, buffer.get() + i * s.dim);
+      if (finds_squares)
+        s.row_values[r] =
+            moved_by_row(s.second, s.row_values[r], mean_square(gradients[i], s.dim));
+      inverses[i] = has_row_values ? update.inverse_root(s.row_values[r]) : 1.0f;
+    };
+    for_free_rows(s, rows, columns, finds_squares, look, [&](const Row& row, int64_t i) ALWAYS {
+      update(row, nullptr, gradients[i], inverses[i]);
     });
   });
 }
@@ -174,7 +232,7 @@ void update_rows_by_ratio(const Step& s) {
   const float second_root = s.second_root, eps = s.eps, clip = s.has_clip ? s.clip : INFINITY;
   in_parallel(s, false, [&](Span rows, Span columns) {
     const Applied<P> apply(s);
-    for_rows<true>(s, rows, columns, [&](const Row& row, const Row& next) ALWAYS {
+    for_ordered_rows(s, rows, [&](const Row& row, const Row& next) ALWAYS {
       const First first(s.first, row.first, row.at);
       const Second second(s.second, row.second, row.at);
       for_columns(columns.begin, columns.end, [&](int64_t c, int64_t count) ALWAYS {
@@ -204,7 +262,10 @@ void run(const Step& s, Sweep sweep) {
   }
   if constexpr (First::kIsSketch && Second::kIsSketch)
     if (s.is_ratio) return update_rows_by_ratio<P, First, Second>(s);
-  update_rows<P, First, Second>(s);
+  if constexpr (First::kIsSketch || Second::kIsSketch)
+    update_ordered_rows<P, First, Second>(s);
+  else
+    update_free_rows<P, First, Second>(s);
 }
 
 template <int32_t P>

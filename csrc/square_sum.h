@@ -1,0 +1,40 @@
+// The sum of a row's squares, the same bits at every SIMD level.
+#pragma once
+
+#include <algorithm>
+
+#include "lanes.h"
+
+constexpr int64_t kPartialSums = 64;  // of a row's squares, at every SIMD level
+
+typedef float Eight __attribute__((vector_size(32)));
+typedef float Four __attribute__((vector_size(16)));
+
+// Each lane of the first half plus the lane at the same place of the second.
+template <typename Half, typename Whole>
+INLINE Half folded(const Whole& x) {
+  static_assert(sizeof(Whole) == 2 * sizeof(Half));
+  Half halves[2];
+  std::memcpy(halves, &x, sizeof(x));
+  return halves[0] + halves[1];
+}
+
+INLINE float square_sum(const float* g, int64_t dim) {
+  constexpr int64_t kSums = kPartialSums / kLanes, kQuarter = kSums / 4;
+  Lanes sums[kSums] = {};
+  auto take = [&](int64_t c, int64_t count, Lanes& sum) ALWAYS {
+    const Lanes x = load(g, kFloat32, c, count);
+    sum += x * x;
+  };
+  int64_t c = 0;
+  for (; c + kPartialSums <= dim; c += kPartialSums)
+    for (int64_t i = 0; i < kSums; ++i) take(c + i * kLanes, kLanes, sums[i]);
+  for (int64_t i = 0; i < kSums; ++i)
+    if (c + i * kLanes < dim)
+      take(c + i * kLanes, std::min(kLanes, dim - c - i * kLanes), sums[i]);
+  Lanes sixteen[kQuarter];
+  for (int64_t i = 0; i < kQuarter; ++i)
+    sixteen[i] = (sums[i] + sums[i + kQuarter]) + (sums[i + 2 * kQuarter] + sums[i + 3 * kQuarter]);
+  const Four four = folded<Four>(folded<Eight>(sixteen));
+  return (four[0] + four[2]) + (four[1] + four[3]);
+}
