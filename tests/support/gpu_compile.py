@@ -19,7 +19,7 @@ from triton.compiler import ASTSource
 
 import sketchoptim as so
 from sketchoptim.ops import _gpu_launches
-from sketchoptim.ops._gpu_launches import Launch
+from sketchoptim.ops._gpu_launches import OPTIONS, Launch
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -91,7 +91,8 @@ def compiled(launch: Launch, target: str) -> Compiled:
             pointers.append(index)
         else:
             types.append((parameter.name, parameter.annotation_type or "i32"))
-    options = tuple((name, launch.arguments[name]) for name in ("num_warps", "enable_fp_fusion"))
+    names = [name for name in OPTIONS if name != "maxnreg" or target.startswith("sm")]
+    options = tuple((name, launch.arguments[name]) for name in names)
     return _compiled(
         launch.kernel, tuple(types), tuple(constants), tuple(pointers), options, target
     )
@@ -118,7 +119,8 @@ def _compiled(
     if "ptx" not in result.asm:
         text = result.asm["amdgcn"]
         spilled = [int(found) for found in re.findall(r"private_segment_fixed_size: (\d+)", text)]
-        spills = [int(found) for found in re.findall(r"_spill_count:\s+(\d+)", text)]
+        # Scalar registers spill into lanes of vector registers, not into memory.
+        spills = [int(found) for found in re.findall(r"\.vgpr_spill_count:\s+(\d+)", text)]
         registers = int(re.findall(r"\.vgpr_count:\s+(\d+)", text)[-1])
         return Compiled(text, registers, sum(spilled) + sum(spills), shared)
     with tempfile.TemporaryDirectory() as folder:

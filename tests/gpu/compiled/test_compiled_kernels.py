@@ -74,9 +74,10 @@ def test_a_sparse_step_compiles_without_spills_and_approximations(target, dtype,
 
 
 @each_target
-@pytest.mark.parametrize("dim", [100, 4096])
-def test_other_widths_compile_without_spills(target, dim):
-    for launch in launches_of(PRESETS["lean"], dim=dim):
+@pytest.mark.parametrize("dim", [64, 100, 512, 4096])
+@pytest.mark.parametrize("preset", ["lean", "8-bit"])
+def test_other_widths_compile_without_spills(target, dim, preset):
+    for launch in launches_of(PRESETS[preset], dim=dim, dtype=HALF):
         assert_sound(launch, target)
 
 
