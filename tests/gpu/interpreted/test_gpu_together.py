@@ -19,7 +19,7 @@ SHAPES = ((60, 8), (9, 8), (200, 8), (50, 12))
 
 
 def gradients(seed: int, dtype: torch.dtype, *, is_dense: bool = False) -> list[Tensor]:
-    """One for each table; the last has no entries."""
+    """One for each table; the third has no entries in the second step."""
     generator = torch.Generator().manual_seed(seed)
     found = []
     for number, (rows, dim) in enumerate(SHAPES):
