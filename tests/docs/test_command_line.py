@@ -16,8 +16,10 @@ from experiments.data import DataSettings
 from experiments.methods import Method
 from experiments.models import ModelSettings
 from experiments.recipes import Recipe, Setting, SweepSettings
+from experiments.recommender import RecommenderSettings
 from experiments.settings import TrainSettings
 from experiments.text_classifier import TextClassifierSettings
+from experiments.transformer import TransformerSettings
 from sketchoptim import _cli
 
 PAGE = (Path(__file__).parents[2] / "docs" / "command_line.md").read_text("utf-8")
@@ -64,6 +66,8 @@ def test_the_file_of_shapes_is_planned(tmp_path):
         ModelSettings,
         ClassifierSettings,
         TextClassifierSettings,
+        RecommenderSettings,
+        TransformerSettings,
         TrainSettings,
         SweepSettings,
         Method,

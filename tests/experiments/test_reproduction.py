@@ -307,4 +307,4 @@ def test_a_browser_shows_the_page_without_scrolling_sideways(page, tmp_path, wid
     )
     found = re.search(r"<title>(\d+) (\d+) (\d+)</title>", shown.stdout)
     assert found, shown.stderr
-    assert [int(number) for number in found.groups()] == [width, 5, 3]
+    assert [int(number) for number in found.groups()] == [width, 6, 3]
