@@ -45,9 +45,8 @@ def test_the_estimate_is_near_the_error_against_the_shadow(corpus, memory):
     )
     model = ModelSettings(dim=32, hidden=32, samples=256)
     training = Training(NextWords(corpus, model), settings)
-    (optimizer,) = training.optimizers
-    tables = training.model.named_tables()
-    weights = [tables[name] for name in ("embedding.weight", "softmax.weight")]
+    optimizer, _ = training.optimizers  # of the tables, and of the layers between them
+    weights = [it for it in training.model.named_tables().values() if it.dim() > 1]
     shadow = Shadow(optimizer, weights, every=steps, rivals={})
     for _ in training.steps():
         pass
