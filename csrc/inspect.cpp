@@ -16,7 +16,7 @@ template <int32_t P>
 int32_t inspect_rows(const Step& s) {
   const Gradient& g = s.gradient;
   int64_t refused = 0;
-  in_parallel(s, false, [&](Span rows, Span columns) {
+  in_parallel(s, false, RowWork{1, 0}, [&](Span rows, Span columns) {
     std::unique_ptr<float[]> buffer(new float[s.dim]);
     int64_t mine = 0;
     auto inspect = [&](int64_t r) ALWAYS {

@@ -10,17 +10,23 @@ constexpr int64_t kStreams = 4;
 constexpr int64_t kPrefetchBytes = 512;  // from there on the hardware prefetches
 constexpr int64_t kEntriesAhead = 4;     // two to eight take the same time
 
-// A thread's share of the rows. A row counts as much as an entry: the rows of a text's frequent
-// words have most of the entries, and come first.
-inline Span share_of_rows(const Gradient& g, int64_t part, int64_t parts) {
+// What a sweep does: its rows are divided among threads by this, and not by their number alone. The
+// rows of a text's frequent words come first and have most of the entries.
+struct RowWork {
+  int64_t of_entry, of_row;
+};
+
+inline Span share_of_rows(const Gradient& g, RowWork unit, int64_t part, int64_t parts) {
   if (!g.starts || parts == 1) return share(g.rows, part, parts);
-  auto work = [&](int64_t rows) { return g.starts[rows] - g.starts[0] + rows; };
+  auto work = [&](int64_t rows) { return g.starts[rows] * unit.of_entry + rows * unit.of_row; };
   auto first_row = [&](int64_t of) {
     int64_t low = 0, high = g.rows;
     while (low < high) {
       const int64_t middle = (low + high) / 2;
-      if (work(middle) * parts < work(g.rows) * of) low = middle + 1;
-      else high = middle;
+      if (work(middle) * parts < work(g.rows) * of)
+        low = middle + 1;
+      else
+        high = middle;
     }
     return low;
   };
@@ -29,7 +35,7 @@ inline Span share_of_rows(const Gradient& g, int64_t part, int64_t parts) {
 
 // Calls visit(rows, columns) on every thread, with its share of the columns or of the rows.
 template <typename Visit>
-void in_parallel(const Step& s, bool by_column, Visit visit) {
+void in_parallel(const Step& s, bool by_column, RowWork unit, Visit visit) {
   const int64_t parts = std::max(1, s.threads), rows = s.gradient.rows;
   const int64_t lines = (s.dim + kLine - 1) / kLine;
 #pragma omp parallel for schedule(static, 1) num_threads(s.threads) if (parts > 1)
@@ -38,7 +44,7 @@ void in_parallel(const Step& s, bool by_column, Visit visit) {
       const Span span = share(lines, part, parts);
       visit(Span{0, rows}, Span{span.begin * kLine, std::min(s.dim, span.end * kLine)});
     } else {
-      visit(share_of_rows(s.gradient, part, parts), Span{0, s.dim});
+      visit(share_of_rows(s.gradient, unit, part, parts), Span{0, s.dim});
     }
   }
 }

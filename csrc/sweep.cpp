@@ -19,6 +19,9 @@ constexpr bool kHasCommonLoops = false;
 constexpr bool kHasCommonLoops = true;
 #endif
 
+// A row is read and written; its entries are read if their sum was not kept.
+RowWork work_of(const Step& s) { return {s.gradient.sums ? 0 : 1, 2}; }
+
 INLINE void enter(const Step& s, int64_t r, Row& row) {
   row.number = r;
   row.at = id_of(s, r) * s.dim;
@@ -95,7 +98,7 @@ INLINE void for_free_rows(const Step& s, Span rows, Span columns, bool are_looks
 // First of two sweeps, for sketches by element that are linear.
 template <int32_t P, typename First, typename Second>
 void add_rows(const Step& s) {
-  in_parallel(s, true, [&](Span rows, Span columns) {
+  in_parallel(s, true, work_of(s), [&](Span rows, Span columns) {
     std::unique_ptr<float[]> buffer(new float[s.dim]);
     for_ordered_rows(s, rows, [&](const Row& row, const Row& next) ALWAYS {
       const float* g = gradient_of<P>(s, row.number, columns, buffer.get());
@@ -186,7 +189,7 @@ template <int32_t P, typename First, typename Second>
 void update_ordered_rows(const Step& s) {
   const bool by_column = is_item_wise(s.first) || is_item_wise(s.second);
   const bool has_row_values = is_by_row(s.second);
-  in_parallel(s, by_column, [&](Span rows, Span columns) {
+  in_parallel(s, by_column, work_of(s), [&](Span rows, Span columns) {
     std::unique_ptr<float[]> buffer(new float[s.dim]);
     const Update<P, First, Second> update(s, columns);
     for_ordered_rows(s, rows, [&](const Row& row, const Row& next) ALWAYS {
@@ -207,7 +210,7 @@ template <int32_t P, typename First, typename Second>
 void update_free_rows(const Step& s) {
   const bool has_row_values = is_by_row(s.second);
   const bool finds_squares = has_row_values && !s.is_inspected;
-  in_parallel(s, false, [&](Span rows, Span columns) {
+  in_parallel(s, false, work_of(s), [&](Span rows, Span columns) {
     const int64_t kept = std::min(kStreams, rows.end - rows.begin);
     std::unique_ptr<float[]> buffer(new float[kept * s.dim]);
     const Update<P, First, Second> update(s, columns);
@@ -230,7 +233,7 @@ void update_free_rows(const Step& s) {
 template <int32_t P, typename First, typename Second>
 void update_rows_by_ratio(const Step& s) {
   const float second_root = s.second_root, eps = s.eps, clip = s.has_clip ? s.clip : INFINITY;
-  in_parallel(s, false, [&](Span rows, Span columns) {
+  in_parallel(s, false, work_of(s), [&](Span rows, Span columns) {
     const Applied<P> apply(s);
     for_ordered_rows(s, rows, [&](const Row& row, const Row& next) ALWAYS {
       const First first(s.first, row.first, row.at);
