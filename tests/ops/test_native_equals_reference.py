@@ -14,6 +14,8 @@ from step_cases import Case, Outcome, cases, run
 from torch import Tensor
 
 import sketchoptim as so
+from sketchoptim.moments import Average, Moments, Table, create, open_moment
+from sketchoptim.ops import FusedRule, Reference, find_kernels
 from sketchoptim.storage import PRESETS
 
 pytestmark = needs_native
@@ -125,6 +127,35 @@ def test_every_preset_with_a_kernel_stays_with_the_reference_over_many_steps(
     case = Case(optimizer, PRESETS[preset], shape=(300, 20), entries=80, steps=30, options=options)
     native, reference = both(case, threads=2)
     assert_close(native, reference, units=64)
+
+
+@pytest.mark.parametrize("level", [*LEVELS, None])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_two_parts_of_a_table_step_as_the_whole(level, dtype):
+    """Each part has a replica of the sketch, and the larger of two counters is the whole's."""
+    rows, dim, cut = 60, 17, 23
+    storage = so.Sketched(width=9, depth=3, conservative=True, dtype=torch.bfloat16)
+    whole = torch.randn(rows, dim, generator=torch.Generator().manual_seed(1)).to(dtype)
+    gradient = torch.randn(rows, dim, generator=torch.Generator().manual_seed(2)).to(dtype)
+    table = Table(whole.shape, dtype, whole.device)
+    rule = FusedRule(step_size=0.1, second=Average(0.9, 0.1), eps=1e-8)
+
+    def step(part: slice) -> tuple[Tensor, Tensor]:
+        parameter, first_row = whole[part].clone(), part.start
+        tensors = create(storage, "second", table, 0.5)
+        held = range(part.start, part.stop)
+        second = open_moment(storage, "second", tensors, held=held)
+        with stepping_by(level, threads=2):
+            kernels, _ = find_kernels(parameter, Moments(None, second), first_row=first_row)
+            backend = kernels or Reference(parameter, Moments(None, second), first_row=first_row)
+            assert (kernels is None) == (level is None)
+            backend.prepare(gradient[part], rule, is_checked=True, rounding_key=77).run_()
+        return parameter, tensors["counters"]
+
+    parameter, counters = step(slice(0, rows))
+    parts, replicas = zip(step(slice(0, cut)), step(slice(cut, rows)), strict=True)
+    assert torch.equal(torch.cat(parts), parameter)
+    assert torch.equal(torch.maximum(*replicas), counters)
 
 
 def step_on(parameter: Tensor, gradient: Tensor, memory: so.Memory, **options: Any) -> Outcome:

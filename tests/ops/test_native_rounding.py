@@ -1,6 +1,6 @@
-"""bfloat16 counters in the kernels: the bits of the reference, unbiased, and never frozen.
+"""Stochastic rounding in the kernels: the bits of the reference, unbiased, and never frozen.
 
-How the reference rounds is in tests/test_sketch_rounding.py.
+How the reference rounds counters is in tests/test_sketch_rounding.py.
 """
 
 import math
@@ -167,3 +167,80 @@ def test_a_second_moment_follows_the_gradients_down(form):
     for square in SQUARES:
         true = 0.998 * true + 0.002 * square
     assert run.readings().amin(0).mean().item() == pytest.approx(true, rel=0.03)
+
+
+# -- weights -------------------------------------------------------------------------------------
+
+HALVES = (torch.bfloat16, torch.float16)
+BACKENDS = [*LEVELS, None]
+
+
+def sgd(weight: Tensor, **options) -> so.SGD:
+    """SGD without state, on a compressed table."""
+    return so.SGD([{"params": [torch.nn.Parameter(weight)], "memory": "lean"}], **options)
+
+
+def stepped(optimizer: so.SGD, gradient: Tensor, *, level: str | None) -> Tensor:
+    (parameter,) = optimizer.param_groups[0]["params"]
+    parameter.grad = gradient
+    with stepping_by(level, threads=2) as taken:
+        optimizer.step()
+    assert (taken.native, taken.reference) == ((0, 1) if level is None else (1, 0))
+    return parameter.detach()
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("rate", [1.0, 0.7, 1e-3, 1e-6, 5e2, 1e30])
+def test_every_level_rounds_weights_to_the_bits_of_the_reference(dtype, rate):
+    """Of numbers of every size: subnormal, too small, too large."""
+    every = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(dtype)
+    gradient = every[every.isfinite() & (every.float().abs() < 1e12)]
+    gradient = gradient[: gradient.numel() // 31 * 31].view(-1, 31)
+    zeros = torch.zeros(gradient.shape, dtype=dtype)
+    found = [
+        bits(stepped(sgd(zeros.clone(), lr=rate), gradient, level=level)) for level in BACKENDS
+    ]
+    for other in found[1:]:
+        assert torch.equal(other, found[0])
+
+
+@pytest.mark.parametrize("level", BACKENDS)
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_weights_follow_steps_far_below_their_last_bit(level, dtype):
+    rows, dim, steps = 50, 40, 40
+    moved = {}
+    for rounding in ("stochastic", "nearest"):
+        optimizer = sgd(torch.ones(rows, dim, dtype=dtype), lr=1e-4, rounding=rounding)
+        for _ in range(steps):
+            weight = stepped(optimizer, torch.ones(rows, dim, dtype=dtype), level=level)
+        moved[rounding] = 1 - weight.double().mean().item()
+    assert moved["nearest"] == 0
+    last_bit = torch.finfo(dtype).eps
+    spread = math.sqrt(steps * 1e-4 * last_bit / (rows * dim))  # of a mean of so many roundings
+    assert moved["stochastic"] == pytest.approx(steps * 1e-4, abs=5 * spread)
+
+
+def test_a_resumed_run_rounds_to_the_same_bits():
+    def run_on(optimizer: so.SGD, steps: range) -> Tensor:
+        for step in steps:
+            gradient = torch.full((9, 33), 1.0 + step, dtype=torch.bfloat16)
+            weight = stepped(optimizer, gradient, level=LEVELS[-1])
+        return weight
+
+    start = torch.ones(9, 33, dtype=torch.bfloat16)
+    unbroken = sgd(start.clone(), lr=1e-3)
+    whole = run_on(unbroken, range(6)).clone()
+    first = sgd(start.clone(), lr=1e-3)
+    half = run_on(first, range(3)).clone()
+    resumed = sgd(half, lr=1e-3)
+    resumed.load_state_dict(first.state_dict())
+    assert torch.equal(run_on(resumed, range(3, 6)), whole)
+
+
+def test_parameters_are_rounded_by_bits_of_their_own():
+    weights = [torch.nn.Parameter(torch.ones(30, 30, dtype=torch.bfloat16)) for _ in range(2)]
+    optimizer = so.SGD([{"params": weights, "memory": "lean"}], lr=1e-3)
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    assert not torch.equal(*weights)
