@@ -139,6 +139,7 @@ def test_two_parts_of_a_table_step_as_the_whole(level, dtype):
     gradient = torch.randn(rows, dim, generator=torch.Generator().manual_seed(2)).to(dtype)
     table = Table(whole.shape, dtype, whole.device)
     rule = FusedRule(step_size=0.1, second=Average(0.9, 0.1), eps=1e-8)
+    key = None if dtype == torch.float32 else 77
 
     def step(part: slice) -> tuple[Tensor, Tensor]:
         parameter, first_row = whole[part].clone(), part.start
@@ -149,7 +150,7 @@ def test_two_parts_of_a_table_step_as_the_whole(level, dtype):
             kernels, _ = find_kernels(parameter, Moments(None, second), first_row=first_row)
             backend = kernels or Reference(parameter, Moments(None, second), first_row=first_row)
             assert (kernels is None) == (level is None)
-            backend.prepare(gradient[part], rule, is_checked=True, rounding_key=77).run_()
+            backend.prepare(gradient[part], rule, is_checked=True, rounding_key=key).run_()
         return parameter, tensors["counters"]
 
     parameter, counters = step(slice(0, rows))
