@@ -1,8 +1,6 @@
 // The sum of a row's squares, the same bits at every SIMD level.
 #pragma once
 
-#include <algorithm>
-
 #include "lanes.h"
 
 constexpr int64_t kPartialSums = 64;  // of a row's squares, at every SIMD level
@@ -21,17 +19,22 @@ INLINE Half folded(const Whole& x) {
 
 INLINE float square_sum(const float* g, int64_t dim) {
   constexpr int64_t kSums = kPartialSums / kLanes, kQuarter = kSums / 4;
-  Lanes sums[kSums] = {};
-  auto take = [&](int64_t c, int64_t count, Lanes& sum) ALWAYS {
-    const Lanes x = load(g, kFloat32, c, count);
-    sum += x * x;
+  Lanes sums[kSums];
+  for (int64_t i = 0; i < kSums; ++i) sums[i] = Lanes{};
+  auto take = [&](const float* numbers) ALWAYS {
+    for (int64_t i = 0; i < kSums; ++i) {
+      const Lanes x = load(numbers, kFloat32, i * kLanes, kLanes);
+      sums[i] += x * x;
+    }
   };
   int64_t c = 0;
-  for (; c + kPartialSums <= dim; c += kPartialSums)
-    for (int64_t i = 0; i < kSums; ++i) take(c + i * kLanes, kLanes, sums[i]);
-  for (int64_t i = 0; i < kSums; ++i)
-    if (c + i * kLanes < dim)
-      take(c + i * kLanes, std::min(kLanes, dim - c - i * kLanes), sums[i]);
+  for (; c + kPartialSums <= dim; c += kPartialSums) take(g + c);
+  if (c < dim) {  // padded by zeros, so that the sums stay in registers
+    float rest[kPartialSums];
+    for (int64_t i = 0; i < kPartialSums; ++i) rest[i] = 0.0f;
+    std::memcpy(rest, g + c, (dim - c) * sizeof(float));
+    take(rest);
+  }
   Lanes sixteen[kQuarter];
   for (int64_t i = 0; i < kQuarter; ++i)
     sixteen[i] = (sums[i] + sums[i + kQuarter]) + (sums[i + 2 * kQuarter] + sums[i + 3 * kQuarter]);
