@@ -5,7 +5,7 @@ A row that is touched for the first time has a second moment of (1 - beta2) g^2 
 """
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,15 +14,20 @@ import sketchoptim as so
 
 
 class FlooredAdam(so.Adam):
-    """Adam whose denominator is sqrt(v) + sqrt(floor * mean), for sparse gradients.
+    """Adam whose denominator is sqrt(v) + sqrt(floor * mean).
 
-    ``mean`` is the mean of v over all weights of a table, which needs no more than one number::
+    ``mean`` takes one number for a table. It is the mean of v over all weights of the table, or the
+    mean square of the gradient over the rows that a step touches::
 
-        mean <- beta2 mean + (1 - beta2) sum(g^2) / weights of the table
+        mean <- beta2 mean + (1 - beta2) sum(g^2) / weights of the table, or of the touched rows
+
+    or it takes no number at all: the root of ``mean`` is the mean of the roots of the counters in
+    the first hash row of lean's sketch, as they were before the step.
 
     Args:
         params: Groups of named parameters.
         floor: 0 gives Adam.
+        over: "table", "touched" or "counters".
         options: Those of Adam other than eps.
 
     Example:
@@ -34,35 +39,60 @@ class FlooredAdam(so.Adam):
         '2.0e-06'
     """
 
-    def __init__(self, params: list[dict[str, Any]], *, floor: float = 0.0, **options: Any) -> None:
+    def __init__(
+        self,
+        params: list[dict[str, Any]],
+        *,
+        floor: float = 0.0,
+        over: Literal["table", "touched", "counters"] = "table",
+        **options: Any,
+    ) -> None:
         # eps is an option of a group, so each parameter has one of its own
         groups = [{**group, "params": [pair]} for group in params for pair in group["params"]]
         super().__init__(groups, **options)
         self.floor = floor
+        self.over = over
         self.means: dict[str, float] = {}
+        self.steps = 0
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Moves the rows that have a gradient, with the floors of this step."""
+        self.steps += 1
         for group in self.param_groups:
             (weight,), (name,) = group["params"], group["param_names"]
             beta2 = float(group["betas"][1])
-            mean = (1 - beta2) * _sum_of_squares(weight.grad) / weight.numel()
-            self.means[name] = beta2 * self.means.get(name, 0.0) + mean
-            group["eps"] = max(math.sqrt(self.floor * self.means[name]), 1e-8)
+            if self.over == "counters":
+                self.means[name] = self._mean_of_counters(weight)
+            else:
+                values = touched_rows(weight.grad)
+                count = weight.numel() if self.over == "table" else max(values.numel(), 1)
+                mean = (1 - beta2) * float(values.square().sum()) / count
+                self.means[name] = beta2 * self.means.get(name, 0.0) + mean
+            floor = self.floor * self.means[name]
+            if not weight.grad.is_sparse:  # torch adds eps after the correction of the bias there
+                floor /= 1 - beta2**self.steps
+            group["eps"] = max(math.sqrt(floor), 1e-8)
         super().step()
+
+    def _mean_of_counters(self, weight: Tensor) -> float:
+        state = self.state[weight]
+        if "second_counters" not in state:
+            return 0.0
+        roots = (state["second_counters"][0] * state["second_scale"]).sqrt()
+        return float(roots.mean()) ** 2
 
     def state_dict(self) -> dict[str, Any]:
         """As Adam's, and the means."""
-        return {**super().state_dict(), "means": dict(self.means)}
+        return {**super().state_dict(), "means": dict(self.means), "steps": self.steps}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores a `state_dict`."""
         rest = dict(state_dict)
-        self.means = dict(rest.pop("means"))
+        self.means, self.steps = dict(rest.pop("means")), rest.pop("steps")
         super().load_state_dict(rest)
 
 
-def _sum_of_squares(gradient: Tensor) -> float:
-    values = gradient.coalesce().values() if gradient.is_sparse else gradient
-    return float(values.square().sum())
+def touched_rows(gradient: Tensor) -> Tensor:
+    """The rows that a gradient has: those of a dense one are all."""
+    return gradient.coalesce().values() if gradient.is_sparse else gradient

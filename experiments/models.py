@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 from typing import Any
 
-import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from sketchoptim.nn import SampledSoftmax
 from sketchoptim.nn._output_table import OutputTable
+
+from .full_softmax import FullSoftmax
 
 State = tuple[Tensor, Tensor]
 
@@ -65,20 +66,6 @@ class Model(nn.Module):
     def named_matrices(self) -> dict[str, nn.Parameter]:
         """The parameters of the body that Muon is made for, by name."""
         return {name: weight for name, weight in self.named_body().items() if weight.ndim == 2}
-
-
-class FullSoftmax(OutputTable):
-    """The softmax over all classes, with dense gradients, for small tables."""
-
-    sparse = False
-
-    def forward(
-        self, hidden: Tensor, labels: Tensor, *, generator: Generator | None = None
-    ) -> Tensor:
-        """The mean loss over all classes; `generator` is not used."""
-        bias = None if self.bias is None else self.bias.squeeze(-1)
-        logits = F.linear(hidden, self.weight.to(hidden.dtype), bias).flatten(0, -2)
-        return F.cross_entropy(logits, labels.flatten())
 
 
 class LanguageModel(Model):

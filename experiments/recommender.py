@@ -1,6 +1,7 @@
-"""The recommender of the experiments: matrix factorisation, and how its ranking is measured."""
+"""The recommenders of the experiments: matrix factorisation and LightGCN, and their ranking."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,26 +20,38 @@ class RecommenderSettings:
         samples: random items of a step, which all users of the batch share as negatives.
         temperature: by which the cosine of user and item is divided.
         at: how many items are recommended to a user when quality is measured.
+        layers: of LightGCN's graph convolution; with 0 it is matrix factorisation. With layers the
+            tables get dense gradients.
     """
 
     dim: int = 64
     samples: int = 256
     temperature: float = 0.1
     at: int = 20
+    layers: int = 0
 
     def __post_init__(self) -> None:
         for name in ("dim", "samples", "at"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        if self.layers < 0:
+            raise ValueError(f"layers must be >= 0, got {self.layers}")
         if not self.temperature > 0:
             raise ValueError(f"temperature must be > 0, got {self.temperature}")
 
 
 class Recommender(Model):
-    """The items of a user, by the cosine of a user's row and an item's row.
+    """The items of a user, by the cosine of a user's vector and an item's vector.
 
-    The loss of a pair is the cross entropy of its item among itself and `samples` items drawn
-    uniformly.
+    A vector is a row of a table, or with layers the mean of the row and of what the layers make of
+    it: each replaces all vectors by weighted sums of those of their neighbours in the graph of
+    users and items. The loss of a pair is the cross entropy of its item among itself and `samples`
+    items drawn uniformly.
+
+    Args:
+        users, items: rows of the tables.
+        settings: sizes.
+        pairs: the graph's edges; needed with layers alone.
 
     Example:
         >>> model = Recommender(10, 20, RecommenderSettings(dim=4, samples=8))
@@ -48,13 +61,29 @@ class Recommender(Model):
         True
     """
 
-    def __init__(self, users: int, items: int, settings: RecommenderSettings) -> None:
+    def __init__(
+        self, users: int, items: int, settings: RecommenderSettings, pairs: Pairs | None = None
+    ) -> None:
         super().__init__()
         self.settings = settings
-        self.users = nn.Embedding(users, settings.dim, sparse=True)
-        self.items = nn.Embedding(items, settings.dim, sparse=True)
+        self.users = nn.Embedding(users, settings.dim, sparse=not settings.layers)
+        self.items = nn.Embedding(items, settings.dim, sparse=not settings.layers)
         for table in (self.users, self.items):
             nn.init.normal_(table.weight, std=0.1)
+        self.graph: Tensor | None = None
+        if settings.layers:
+            assert pairs is not None
+            self.graph = normalized_graph(pairs, users, items)
+
+    def vectors(self) -> tuple[Tensor, Tensor]:
+        """The vectors of all users and of all items."""
+        layer = total = torch.cat([self.users.weight.float(), self.items.weight.float()])
+        for _ in range(self.settings.layers):
+            layer = _Propagate.apply(self.graph, layer)  # type: ignore[no-untyped-call]
+            total = total + layer
+        mean = total / (self.settings.layers + 1)
+        users, items = mean.split([self.users.num_embeddings, self.items.num_embeddings])
+        return users, items
 
     def loss(
         self, inputs: Tensor, labels: Tensor, state: None, *, generator: Generator | None
@@ -66,10 +95,14 @@ class Recommender(Model):
             generator=generator,
             device=labels.device,
         )
-        users = directions(self.users(inputs))
-        right, wrong = directions(self.items(torch.cat([labels, drawn]))).split(
-            [len(labels), len(drawn)]
-        )
+        chosen = torch.cat([labels, drawn])
+        if self.graph is None:
+            users, items = self.users(inputs), self.items(chosen)
+        else:
+            all_users, all_items = self.vectors()
+            users, items = all_users[inputs], all_items[chosen]
+        users = directions(users)
+        right, wrong = directions(items).split([len(labels), len(drawn)])
         others = (users @ wrong.T).masked_fill(drawn == labels[:, None], -torch.inf)
         logits = torch.cat([(users * right).sum(1, keepdim=True), others], dim=1)
         first = torch.zeros_like(labels)
@@ -78,6 +111,29 @@ class Recommender(Model):
     def named_tables(self) -> dict[str, nn.Parameter]:
         """Both tables."""
         return dict(self.named_parameters())
+
+
+class _Propagate(torch.autograd.Function):
+    """The product of a symmetric sparse matrix with vectors."""
+
+    @staticmethod
+    def forward(ctx: Any, graph: Tensor, vectors: Tensor) -> Tensor:
+        ctx.graph = graph
+        return graph @ vectors
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
+        return None, ctx.graph @ gradient
+
+
+def normalized_graph(pairs: Pairs, users: int, items: int) -> Tensor:
+    """D^-1/2 A D^-1/2 in sparse rows, of the graph whose first nodes are users, then items."""
+    ends = torch.cat([torch.stack([pairs.users, pairs.items + users])] * 2, dim=1)
+    ends[:, len(pairs) :] = ends[:, len(pairs) :].flip(0)
+    degrees = torch.bincount(ends[0], minlength=users + items).float()
+    weights = (degrees[ends[0]] * degrees[ends[1]]).rsqrt()
+    size = users + items
+    return torch.sparse_coo_tensor(ends, weights, (size, size)).coalesce().to_sparse_csr()
 
 
 @dataclass(frozen=True)
@@ -103,13 +159,13 @@ def rank_items(
     are left out.
     """
     at = model.settings.at
-    items = directions(model.items.weight)
+    users, items = map(directions, model.vectors())
     discounts = 1 / torch.arange(2, at + 2, dtype=torch.float64).log2()
     recalls, gains = [], []
     for start in range(0, min(limit, data.users), 512):
         end = min(start + 512, limit, data.users)
         here, seen = wanted.of_users(start, end), known.of_users(start, end)
-        scores = directions(model.users.weight[start:end]) @ items.T
+        scores = users[start:end] @ items.T
         scores[seen.users - start, seen.items] = -torch.inf
         best = scores.topk(at).indices.cpu()
         keys = here.users * data.items + here.items

@@ -141,9 +141,16 @@ class ClassOfText(Task):
 
     def measure(self, model: Model, part: Part, *, limit: int) -> float:
         """Percent of texts whose class is not among the `settings.at` best."""
+        return self.measures(model, part, limit=limit)["quality"]
+
+    def measures(self, model: Model, part: Part, *, limit: int) -> dict[str, float]:
+        """Recall at 1, at 10 and at `settings.at` too."""
         assert isinstance(model, TextClassifier)
-        best, classes = self.rank(model, part, self.settings.at, limit=limit)
-        return 100 * (1 - recall(best, classes))
+        at = self.settings.at
+        best, classes = self.rank(model, part, at, limit=limit)
+        recalls = {k: recall(best[:, :k], classes) for k in (1, 10, at) if k <= at}
+        further = {f"recall_at_{k}": found for k, found in recalls.items()}
+        return {"quality": 100 * (1 - recalls[at]), **further}
 
     @torch.no_grad()
     def rank(
@@ -194,7 +201,7 @@ class ItemsOfUser(Task):
 
     def model(self) -> Recommender:
         """A recommender of these items to these users."""
-        return Recommender(self.data.users, self.data.items, self.settings)
+        return Recommender(self.data.users, self.data.items, self.settings, self.data.train)
 
     def batches(self, *, batch: int, length: int) -> int:
         """Whole batches a pass; `length` is not used."""

@@ -1,12 +1,16 @@
 """A Transformer language model whose tables get dense gradients from a full softmax."""
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from .models import FullSoftmax, Model
+from .full_softmax import FullSoftmax
+from .models import Model
+
+Products = Literal["float32", "bfloat16"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +24,8 @@ class TransformerSettings:
         is_tied: whether input and output share one table.
         longest: most words of a segment.
         dropout: share of each block's output that training sets to zero.
+        products: dtype of the matrix products in training, "bfloat16" as under autocast. Weights,
+            gradients and quality are in float32.
     """
 
     dim: int = 128
@@ -28,6 +34,7 @@ class TransformerSettings:
     is_tied: bool = True
     longest: int = 128
     dropout: float = 0.0
+    products: Products = "float32"
 
     def __post_init__(self) -> None:
         for name in ("dim", "layers", "heads", "longest"):
@@ -37,6 +44,8 @@ class TransformerSettings:
             raise ValueError(f"dim must be a multiple of heads = {self.heads}, got {self.dim}")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+        if self.products not in get_args(Products):
+            raise ValueError(f"products must be in {get_args(Products)}, got {self.products!r}")
 
 
 class Block(nn.Module):
@@ -89,14 +98,16 @@ class Transformer(Model):
             nn.init.normal_(weight, std=0.02)
         self.blocks = nn.ModuleList(Block(settings) for _ in range(settings.layers))
         self.norm = nn.LayerNorm(settings.dim)
+        self.dropout = nn.Dropout(settings.dropout)
         self.softmax = FullSoftmax(
             settings.dim, classes, weight=table if settings.is_tied else None
         )
+        self.softmax.products = getattr(torch, settings.products)
 
     def forward(self, words: Tensor, state: None = None) -> tuple[Tensor, None]:
         """Hidden vectors [batch, length, dim] for words [batch, length]; there is no state."""
         rows = self.embedding(words).float()  # tables may be narrower than the layers
-        hidden = rows + self.positions[: words.shape[1]]
+        hidden = self.dropout(rows + self.positions[: words.shape[1]])
         for block in self.blocks:
             hidden = block(hidden)
         return self.norm(hidden), None
@@ -105,7 +116,11 @@ class Transformer(Model):
         self, inputs: Tensor, labels: Tensor, state: None, *, generator: Generator | None
     ) -> tuple[Tensor, None]:
         """The loss of the words `labels` after the words `inputs`."""
-        hidden, _ = self(inputs)
+        products = self.softmax.products
+        with torch.autocast(
+            inputs.device.type, dtype=products, enabled=products is not torch.float32
+        ):
+            hidden, _ = self(inputs)
         return self.softmax(hidden, labels), None
 
     def named_tables(self) -> dict[str, nn.Parameter]:
