@@ -154,6 +154,8 @@ class SoftmaxClassifier(TextClassifier):
             self.softmax = LSHSoftmax(
                 settings.dim,
                 classes,
+                bits=15,
+                tables=16,
                 budget=settings.active,
                 negatives=settings.active,
                 rebuild_every=100,

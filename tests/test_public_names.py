@@ -100,8 +100,8 @@ SIGNATURES = {
 LAYERS = {
     "FileEmbedding": "path, rows, dim, dtype=torch.float32, *, padding_idx=None, init_bound=0.05, "
     "seed=0, reserve=False",
-    "LSHSoftmax": "dim, classes, *, bits=15, tables=16, budget=256, negatives=0, corrected=False, "
-    "rebuild_every=250, bias=False, weight=None, ignore_index=-100, seed=0",
+    "LSHSoftmax": "dim, classes, *, bits=None, tables=16, budget=256, negatives=16, "
+    "corrected=False, rebuild_every=250, bias=False, weight=None, ignore_index=-100, seed=0",
     "SampledSoftmax": "dim, classes, *, samples, bias=False, weight=None, sampler=None, "
     "repeats='merged', ignore_index=-100",
     "LogUniformSampler": "classes",

@@ -166,7 +166,7 @@ def hashing(options: argparse.Namespace) -> None:
     print(f"LSHSoftmax over {classes:,} x {DIM}, {tokens:,} examples, budget 256")
     print("  bits  tables  build s  step ms  candidates  recall@1  recall@10")
     for bits, tables in ((15, 16), (12, 16), (10, 16), (8, 8)):
-        head = LSHSoftmax(DIM, classes, bits=bits, tables=tables, budget=256)
+        head = LSHSoftmax(DIM, classes, bits=bits, tables=tables, budget=256, negatives=0)
         labels = torch.randint(classes, (tokens,))
         rows = F.normalize(head.weight.detach()[labels])
         hidden = (rows + F.normalize(torch.randn(tokens, DIM))).requires_grad_()

@@ -18,7 +18,7 @@ from sketchoptim.nn._row_pairs import pair_logits
 
 def head_of(**options):
     torch.manual_seed(0)
-    sizes = {"bits": 3, "tables": 4, "budget": 40, "bias": True}
+    sizes = {"bits": 3, "tables": 4, "budget": 40, "negatives": 0, "bias": True}
     head = LSHSoftmax(8, 40, **{**sizes, **options}).double()
     if head.bias is not None:
         nn.init.normal_(head.bias)
@@ -314,6 +314,30 @@ def test_training_lowers_the_full_loss(optimizer, corrected):
     assert head.full_loss(embedding(words), labels) < before - 0.05
 
 
+# Defaults
+
+
+@pytest.mark.parametrize(
+    ("classes", "bits"),
+    [(1, 1), (8, 1), (31, 1), (32, 2), (2_000, 7), (2_047, 7), (2_048, 8), (20_000, 11)],
+)
+def test_default_bits_leave_eight_classes_or_more_in_a_bucket(classes, bits):
+    assert LSHSoftmax(1, classes).bits == bits
+    assert classes < 16 or 8 <= classes / 2**bits < 16
+
+
+@pytest.mark.parametrize(("classes", "bits"), [(262_143, 14), (262_144, 15), (1_000_000, 15)])
+def test_default_bits_are_at_most_the_papers(classes, bits):
+    assert LSHSoftmax(1, classes).bits == bits
+
+
+def test_by_default_every_example_has_a_gradient():
+    torch.manual_seed(0)
+    head = LSHSoftmax(8, 2_000, budget=1)
+    losses = head(torch.randn(50, 8), torch.arange(50), reduction="none", generator=generator(0))
+    assert (losses > 0).all()
+
+
 # Bad input
 
 
@@ -321,6 +345,7 @@ def test_training_lowers_the_full_loss(optimizer, corrected):
     ("arguments", "message"),
     [
         ({"bits": 0}, r"bits must be in \[1, 24\], got 0"),
+        ({"bits": "auto"}, "bits must be an int, got 'auto'; a table has"),
         ({"bits": 25}, r"bits must be .*, got 25; a table has 2.bits buckets"),
         ({"tables": 0}, "tables must be >= 1, got 0"),
         ({"budget": 0}, "budget must be >= 1, got 0"),
