@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import sketchoptim as so
+from sketchoptim.ops import FusedRule, Rule
 
 
 class FlooredAdam(so.Adam):
@@ -21,13 +22,11 @@ class FlooredAdam(so.Adam):
 
         mean <- beta2 mean + (1 - beta2) sum(g^2) / weights of the table, or of the touched rows
 
-    or it takes no number at all: the root of ``mean`` is the mean of the roots of the counters in
-    the first hash row of lean's sketch, as they were before the step.
-
     Args:
         params: Groups of named parameters.
         floor: 0 gives Adam.
-        over: "table", "touched" or "counters".
+        over: "table" or "touched".
+        is_maximum: The denominator is the larger of the two roots instead of their sum.
         options: Those of Adam other than eps.
 
     Example:
@@ -44,14 +43,15 @@ class FlooredAdam(so.Adam):
         params: list[dict[str, Any]],
         *,
         floor: float = 0.0,
-        over: Literal["table", "touched", "counters"] = "table",
+        over: Literal["table", "touched"] = "table",
+        is_maximum: bool = False,
         **options: Any,
     ) -> None:
         # eps is an option of a group, so each parameter has one of its own
         groups = [{**group, "params": [pair]} for group in params for pair in group["params"]]
         super().__init__(groups, **options)
         self.floor = floor
-        self.over = over
+        self.over, self.is_maximum = over, is_maximum
         self.means: dict[str, float] = {}
         self.steps = 0
 
@@ -62,25 +62,29 @@ class FlooredAdam(so.Adam):
         for group in self.param_groups:
             (weight,), (name,) = group["params"], group["param_names"]
             beta2 = float(group["betas"][1])
-            if self.over == "counters":
-                self.means[name] = self._mean_of_counters(weight)
-            else:
-                values = touched_rows(weight.grad)
-                count = weight.numel() if self.over == "table" else max(values.numel(), 1)
-                mean = (1 - beta2) * float(values.square().sum()) / count
-                self.means[name] = beta2 * self.means.get(name, 0.0) + mean
+            values = touched_rows(weight.grad)
+            count = weight.numel() if self.over == "table" else max(values.numel(), 1)
+            mean = (1 - beta2) * float(values.square().sum()) / count
+            self.means[name] = beta2 * self.means.get(name, 0.0) + mean
             floor = self.floor * self.means[name]
             if not weight.grad.is_sparse:  # torch adds eps after the correction of the bias there
                 floor /= 1 - beta2**self.steps
             group["eps"] = max(math.sqrt(floor), 1e-8)
         super().step()
 
-    def _mean_of_counters(self, weight: Tensor) -> float:
-        state = self.state[weight]
-        if "second_counters" not in state:
-            return 0.0
-        roots = (state["second_counters"][0] * state["second_scale"]).sqrt()
-        return float(roots.mean()) ** 2
+    def rule(  # type: ignore[override]
+        self, group: dict[str, Any], step: int, *, memory: so.Memory, is_sparse: bool
+    ) -> FusedRule | Rule:
+        """Adam's, or one without kernels where the denominator is a maximum."""
+        fused = super().rule(group, step, memory=memory, is_sparse=is_sparse)
+        if not self.is_maximum:
+            return fused
+
+        def update(rows: Tensor, gradient: Tensor, _: Tensor | None, second: Tensor) -> Tensor:
+            root = (second.sqrt() / fused.second_root).clamp(min=fused.eps)
+            return rows - gradient / root * fused.step_size
+
+        return Rule(update, second=fused.second)  # type: ignore[arg-type]
 
     def state_dict(self) -> dict[str, Any]:
         """As Adam's, and the means."""

@@ -1,5 +1,6 @@
 """The recommenders of the experiments: matrix factorisation and LightGCN, and their ranking."""
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,7 +134,14 @@ def normalized_graph(pairs: Pairs, users: int, items: int) -> Tensor:
     degrees = torch.bincount(ends[0], minlength=users + items).float()
     weights = (degrees[ends[0]] * degrees[ends[1]]).rsqrt()
     size = users + items
-    return torch.sparse_coo_tensor(ends, weights, (size, size)).coalesce().to_sparse_csr()
+    order = (ends[0] * size + ends[1]).argsort()
+    first, second = ends[:, order]
+    starts = torch.cat([torch.zeros(1).long(), torch.bincount(first, minlength=size).cumsum(0)])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
+        return torch.sparse_csr_tensor(
+            starts, second, weights[order], (size, size), check_invariants=False
+        )
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from experiments.models import FullSoftmax
+from experiments.full_softmax import FullSoftmax
 from sketchoptim.diagnostics._frequencies import RowFrequencies
 from sketchoptim.diagnostics._shapes import parameter_shapes
 from sketchoptim.nn import SampledSoftmax

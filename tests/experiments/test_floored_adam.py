@@ -29,10 +29,14 @@ def test_without_a_floor_it_is_adam():
     assert torch.equal(ours.weight, plain.weight)
 
 
-def test_a_floor_makes_the_steps_of_rows_smaller():
+@pytest.mark.parametrize("over", ["table", "touched"])
+@pytest.mark.parametrize("is_maximum", [False, True])
+@pytest.mark.filterwarnings("ignore:.*stepped by the reference")
+def test_a_floor_makes_the_steps_of_rows_smaller(over, is_maximum):
     start, without, low, high = table(), table(), table(), table()
-    for one, floor in ((without, 0.0), (low, 0.1), (high, 10.0)):
-        steps(floored(one, floor=floor), one, count=1)
+    for one, floor in ((without, 0.0), (low, 30.0), (high, 300.0)):
+        optimizer = floored(one, floor=floor, over=over, is_maximum=is_maximum)
+        steps(optimizer, one, count=1)
     moved = [(one.weight - start.weight).norm() for one in (without, low, high)]
     assert moved[0] > moved[1] > moved[2] > 0
 

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -79,8 +81,27 @@ def test_a_limit_ranks_the_first_users_only():
     assert rank_items(oracle(data), data, data.test, data.train, limit=1).recall == 1.0
 
 
+def test_a_layer_averages_the_neighbours_of_a_node_by_the_roots_of_degrees():
+    chosen = pairs((0, 0), (0, 1), (1, 1))
+    model = Recommender(2, 2, RecommenderSettings(dim=3, layers=1), chosen)
+    edges = torch.tensor([[1.0, 1.0], [0.0, 1.0]])
+    weights = edges / (edges.sum(1, keepdim=True) * edges.sum(0)).sqrt()
+    rows, columns = model.users.weight, model.items.weight
+    wanted = (rows + weights @ columns) / 2, (columns + weights.T @ rows) / 2
+    for found, right in zip(model.vectors(), wanted, strict=True):
+        torch.testing.assert_close(found, right)
+    draws = torch.randn(2, 3)
+    found, right = (
+        torch.autograd.grad((users * draws).sum(), [rows, columns])
+        for users in (model.vectors()[0], wanted[0])
+    )
+    torch.testing.assert_close(found, right)
+
+
+@pytest.mark.parametrize("layers", [0, 2])
 @pytest.mark.parametrize("method", ["lean", "exact"])
-def test_a_recommender_learns_which_items_belong_together(task, method):
+def test_a_recommender_learns_which_items_belong_together(task, method, layers):
+    task = ItemsOfUser(task.data, replace(task.settings, layers=layers))
     training = Training(task, settings(method=method))
     before = task.measure(training.model, "test", limit=40)
     list(training.steps())

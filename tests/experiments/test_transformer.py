@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -86,3 +88,10 @@ def test_muon_trains_the_matrices_of_the_blocks_and_adamw_the_rest(task):
 def test_heads_must_divide_the_columns():
     with pytest.raises(ValueError, match="dim must be a multiple of heads = 3, got 16"):
         TransformerSettings(dim=16, heads=3)
+
+
+def test_a_transformer_learns_with_products_in_bfloat16(task):
+    narrow = NextWords(task.corpus, replace(MODEL, products="bfloat16"))
+    training = Training(narrow, settings(method=method(memory="lean")))
+    list(training.steps())
+    assert narrow.measure(training.model, "test", limit=500) < 15
