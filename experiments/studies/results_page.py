@@ -1,15 +1,16 @@
-"""Tables and figures of docs/results.md, from the folders that `experiments reproduce` wrote.
+"""Tables and figures of docs/results.md, from the runs that `experiments reproduce` made.
 
-    python -m experiments.studies.results_page build/wikitext2_converged-small build/gowalla-mf-full
+    python -m experiments.studies.results_page gowalla-mf=build/gowalla-mf-full
 
-Prints a table in Markdown and the CPU hours of all runs for each folder, and draws quality against
-bytes of state, and quality against processor time, with a panel for each folder.
+Each argument is a recipe and the folder of its runs, finished or not. Prints a table in Markdown
+and the CPU hours of all runs for each folder, and draws quality against bytes of state, and quality
+against processor time, with a panel for each folder.
 """
 
 import argparse
-import json
 import math
 import statistics
+from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,8 +19,9 @@ from matplotlib.figure import Figure
 
 from sketchoptim.diagnostics._text_table import readable_bytes
 
+from ..checkpoints import read_json
 from ..errors import run_study
-from ..recipes import load_recipe
+from ..recipes import Recipe, load_recipe
 from ..report.table import mean_sd
 
 _COLUMNS = 2
@@ -54,16 +56,14 @@ class Table(NamedTuple):
 def main(arguments: list[str] | None = None) -> None:
     """Prints and draws."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("folders", nargs="+", type=Path, help="written by experiments reproduce")
-    parser.add_argument("--recipes", type=Path, default=Path("experiments/studies"))
+    parser.add_argument("folders", nargs="+", type=_pair, metavar="RECIPE=FOLDER")
     parser.add_argument("--output", type=Path, help="folder for the figures; default: none drawn")
     options = parser.parse_args(arguments)
-    tables = [read_table(folder, options.recipes) for folder in options.folders]
+    tables = [read_table(load_recipe(recipe), folder) for recipe, folder in options.folders]
     for table in tables:
         print(markdown(table))
-    print(
-        f"{sum(it.runs for it in tables)} runs, {sum(it.cpu_hours for it in tables):.1f} CPU hours"
-    )
+    hours = sum(table.cpu_hours for table in tables)
+    print(f"{sum(table.runs for table in tables)} runs, {hours:.1f} CPU hours")
     if options.output is not None:
         options.output.mkdir(parents=True, exist_ok=True)
         panels(tables, draw_states, options.output / "quality_state.png")
@@ -71,21 +71,43 @@ def main(arguments: list[str] | None = None) -> None:
         panels(timed, draw_times, options.output / "quality_time.png")
 
 
-def read_table(folder: Path, recipes: Path) -> Table:
-    """The findings of a folder, and the time of all its runs, also those that a sweep discards."""
-    found = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    own = recipes / f"{found['recipe']}.toml"
-    recipe = load_recipe(str(own) if own.exists() else found["recipe"])
-    rows = [
-        Row(
-            it["name"], it["title"], it["table_lr"],
-            [(rate, valid) for rate, _, valid in it["valid_by_rate"]], it["results"],
-        )
-        for it in found["findings"]
-    ]  # fmt: skip
-    runs = [json.loads(path.read_text("utf-8")) for path in folder.glob("runs/*/result.json")]
+def _pair(text: str) -> tuple[str, Path]:
+    recipe, equals, folder = text.rpartition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"must be RECIPE=FOLDER, got {text!r}")
+    return recipe, Path(folder)
+
+
+def read_table(recipe: Recipe, folder: Path) -> Table:
+    """The finished runs of a folder, by method, in the order of the recipe."""
+    paths = sorted(folder.glob("runs/*/result.json"))
+    if not paths:
+        raise FileNotFoundError(f"no finished runs in {folder / 'runs'}; run experiments reproduce")
+    runs = [read_json(path) for path in paths]
+    by_method: dict[str, list[dict[str, Any]]] = {name: [] for name in recipe.contestants}
+    for run in runs:
+        by_method.setdefault(run["about"]["train"]["method"]["name"], []).append(run)
+    rows = [best_row(found) for found in by_method.values() if found]
     hours = sum(run["cpu_seconds"] for run in runs) / 3600
     return Table(recipe.title, recipe.metric, rows, hours, len(runs))
+
+
+def best_row(runs: list[dict[str, Any]]) -> Row:
+    """All seeds of a method at the rate that was best on validation data with the first seed."""
+    first = min(run["about"]["train"]["seed"] for run in runs)
+    by_rate = {
+        run["about"]["train"]["table_lr"]: run["valid"]
+        for run in runs
+        if run["about"]["train"]["seed"] == first
+    }
+    best = min(by_rate, key=lambda rate: math.inf if by_rate[rate] is None else by_rate[rate])
+    settings = [(run["about"]["train"], run) for run in runs]
+    chosen = sorted(
+        ((it["seed"], run) for it, run in settings if it["table_lr"] == best), key=lambda it: it[0]
+    )
+    method = chosen[0][1]["about"]["train"]["method"]
+    rates = sorted(by_rate.items())
+    return Row(method["name"], method["title"], best, rates, [run for _, run in chosen])
 
 
 def markdown(table: Table) -> str:
@@ -128,23 +150,21 @@ def panels(tables: list[Table], draw: Any, path: Path) -> None:
 
 
 def draw_states(axes: Axes, table: Table) -> None:
-    """Mean and standard deviation of test quality over the bytes of state, with names."""
+    """Mean and standard deviation of test quality over the bytes of state."""
     means = [statistics.mean(row.values("test")) for row in table.rows]
     best = min(means)
-    for row, mean in zip(table.rows, means, strict=True):
+    for row, mean, marker in zip(table.rows, means, cycle("os^vDPX<>hd"), strict=False):
         if mean > _MOST * best:
             continue
         values = row.values("test")
+        style: dict[str, Any] = {"fmt": marker, "markersize": 6, "label": row.title}
+        if row.name == "lean":
+            style |= {"fmt": "*", "markersize": 14, "color": "black", "zorder": 5}
         deviation = statistics.stdev(values) if len(values) > 1 else 0.0
         size = max(1.0, statistics.median(row.values("table_state_bytes")))
-        is_lean = row.name.startswith("lean")
-        color = "tab:blue" if is_lean else "tab:red"
-        axes.errorbar([size], [mean], [deviation], fmt="o", capsize=3, color=color)
-        axes.annotate(
-            row.title, (size, mean), textcoords="offset points",
-            xytext=(6, 3) if is_lean else (-6, 3), ha="left" if is_lean else "right", fontsize=7,
-        )  # fmt: skip
+        axes.errorbar([size], [mean], [deviation], capsize=3, **style)
     axes.set(xscale="log", xlabel="bytes of state of the tables", ylabel=f"test {table.metric}")
+    axes.legend(frameon=False, fontsize=7)
 
 
 def draw_times(axes: Axes, table: Table) -> None:

@@ -1,0 +1,45 @@
+import json
+
+import pytest
+
+from experiments.studies.results_page import main
+
+
+def write_run(folder, method, rate, seed, valid, test):
+    run = folder / "runs" / f"{method}-{rate}-{seed}"
+    run.mkdir(parents=True)
+    train = {"table_lr": rate, "seed": seed, "method": {"name": method, "title": method.upper()}}
+    costs = {"cpu_seconds": 1800.0, "table_state_bytes": 1000, "peak_memory_bytes": 2_000_000}
+    points = [{"cpu_seconds": 900.0, "quality": test + 1}, {"cpu_seconds": 1800.0, "quality": test}]
+    result = {"about": {"train": train}, "valid": valid, "test": test, "evaluations": points}
+    (run / "result.json").write_text(json.dumps({**result, **costs}))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_run(tmp_path, "lean", 0.01, 0, 120.0, 119.0)
+    write_run(tmp_path, "lean", 0.03, 0, 110.0, 111.0)
+    write_run(tmp_path, "lean", 0.03, 1, 130.0, 113.0)
+    write_run(tmp_path, "exact", 0.01, 0, None, 140.0)
+    return tmp_path
+
+
+def test_a_row_has_all_seeds_at_the_rate_that_was_best_on_validation_data(folder, capsys):
+    main([f"wikitext2-adam={folder}"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("| EXACT | 1 | 140.0 | diverged at 0.01 |")]
+    assert [line for line in lines if "| LEAN | 2 | 112.0 ± 1.4 | 120.00 at 0.01" in line]
+    assert lines[-1] == "4 runs, 2.0 CPU hours"
+
+
+def test_figures_are_drawn(folder, tmp_path):
+    main([f"wikitext2-adam={folder}", "--output", str(tmp_path / "figures")])
+    assert {path.name for path in (tmp_path / "figures").iterdir()} == {
+        "quality_state.png",
+        "quality_time.png",
+    }
+
+
+def test_a_folder_without_runs_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no finished runs in .*; run experiments"):
+        main([f"wikitext2-adam={tmp_path}"])
