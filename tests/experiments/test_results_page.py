@@ -41,5 +41,5 @@ def test_figures_are_drawn(folder, tmp_path):
 
 
 def test_a_folder_without_runs_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no finished runs in .*; run experiments"):
+    with pytest.raises(FileNotFoundError, match=r"no finished runs in .*; run experiments"):
         main([f"wikitext2-adam={tmp_path}"])
