@@ -96,11 +96,11 @@ def best_row(runs: list[dict[str, Any]]) -> Row:
     """All seeds of a method at the rate that was best on validation data with the first seed."""
     first = min(run["about"]["train"]["seed"] for run in runs)
     by_rate = {
-        run["about"]["train"]["table_lr"]: run["valid"]
+        run["about"]["train"]["table_lr"]: math.inf if "diverged" in run else run["valid"]
         for run in runs
         if run["about"]["train"]["seed"] == first
     }
-    best = min(by_rate, key=lambda rate: math.inf if by_rate[rate] is None else by_rate[rate])
+    best = min(by_rate, key=lambda rate: by_rate[rate] or 0.0)  # the only one without validation
     settings = [(run["about"]["train"], run) for run in runs]
     chosen = sorted(
         ((it["seed"], run) for it, run in settings if it["table_lr"] == best), key=lambda it: it[0]
@@ -131,7 +131,9 @@ def markdown(table: Table) -> str:
 
 
 def _short(valid: float | None) -> str:
-    return "diverged" if valid is None else f"{valid:.2f}"
+    if valid is None:
+        return "not measured"
+    return f"{valid:.2f}" if math.isfinite(valid) else "diverged"
 
 
 def panels(tables: list[Table], draw: Any, path: Path) -> None:

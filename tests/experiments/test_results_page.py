@@ -12,7 +12,8 @@ def write_run(folder, method, rate, seed, valid, test):
     costs = {"cpu_seconds": 1800.0, "table_state_bytes": 1000, "peak_memory_bytes": 2_000_000}
     points = [{"cpu_seconds": 900.0, "quality": test + 1}, {"cpu_seconds": 1800.0, "quality": test}]
     result = {"about": {"train": train}, "valid": valid, "test": test, "evaluations": points}
-    (run / "result.json").write_text(json.dumps({**result, **costs}))
+    diverged = {"diverged": "at step 7"} if valid is None else {}
+    (run / "result.json").write_text(json.dumps({**result, **costs, **diverged}))
 
 
 @pytest.fixture
