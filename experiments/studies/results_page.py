@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FormatStrFormatter
 
 from sketchoptim.diagnostics._text_table import readable_bytes
 
@@ -25,7 +26,7 @@ from ..recipes import Recipe, load_recipe
 from ..report.table import mean_sd
 
 _COLUMNS = 2
-_MOST = 1.35  # worst result over the best one that a panel shows
+_MOST = 2.5  # worst result over the best one that a panel shows
 
 
 class Row(NamedTuple):
@@ -180,7 +181,11 @@ def draw_times(axes: Axes, table: Table) -> None:
         times = [it["cpu_seconds"] for it in points]
         axes.plot(times, [it["quality"] for it in points], label=row.title, **style)
     axes.set(xlabel="seconds of processor time", ylabel=f"validation {table.metric}")
-    axes.set_ylim(0.98 * best, 1.6 * best)
+    axes.set_yscale("log")
+    axes.set_ylim(0.97 * best, _MOST * best)
+    axes.yaxis.set_major_formatter(FormatStrFormatter("%g"))
+    axes.yaxis.set_minor_formatter(FormatStrFormatter("%g"))
+    axes.tick_params(axis="y", which="both", labelsize=7)
     axes.legend(frameon=False, fontsize=7)
 
 
