@@ -27,6 +27,7 @@ class FlooredAdam(so.Adam):
         floor: 0 gives Adam.
         over: "table" or "touched".
         is_maximum: The denominator is the larger of the two roots instead of their sum.
+        largest_step: Largest root mean square of a row's step, in learning rates.
         options: Those of Adam other than eps.
 
     Example:
@@ -45,13 +46,14 @@ class FlooredAdam(so.Adam):
         floor: float = 0.0,
         over: Literal["table", "touched"] = "table",
         is_maximum: bool = False,
+        largest_step: float = math.inf,
         **options: Any,
     ) -> None:
         # eps is an option of a group, so each parameter has one of its own
         groups = [{**group, "params": [pair]} for group in params for pair in group["params"]]
         super().__init__(groups, **options)
         self.floor = floor
-        self.over, self.is_maximum = over, is_maximum
+        self.over, self.is_maximum, self.largest_step = over, is_maximum, largest_step
         self.means: dict[str, float] = {}
         self.steps = 0
 
@@ -75,14 +77,17 @@ class FlooredAdam(so.Adam):
     def rule(  # type: ignore[override]
         self, group: dict[str, Any], step: int, *, memory: so.Memory, is_sparse: bool
     ) -> FusedRule | Rule:
-        """Adam's, or one without kernels where the denominator is a maximum."""
+        """Adam's, or one without kernels for a maximum or a largest step."""
         fused = super().rule(group, step, memory=memory, is_sparse=is_sparse)
-        if not self.is_maximum:
+        if not self.is_maximum and math.isinf(self.largest_step):
             return fused
 
         def update(rows: Tensor, gradient: Tensor, _: Tensor | None, second: Tensor) -> Tensor:
-            root = (second.sqrt() / fused.second_root).clamp(min=fused.eps)
-            return rows - gradient / root * fused.step_size
+            root = second.sqrt() / fused.second_root
+            root = root.clamp(min=fused.eps) if self.is_maximum else root + fused.eps
+            moved = gradient / root * fused.step_size
+            size = moved.square().mean(1, keepdim=True).sqrt()
+            return rows - moved * (self.largest_step * float(group["lr"]) / size).clamp(max=1)
 
         return Rule(update, second=fused.second)  # type: ignore[arg-type]
 

@@ -41,6 +41,17 @@ def test_a_floor_makes_the_steps_of_rows_smaller(over, is_maximum):
     assert moved[0] > moved[1] > moved[2] > 0
 
 
+@pytest.mark.filterwarnings("ignore:.*stepped by the reference")
+def test_no_row_takes_a_larger_step_than_the_largest():
+    start, without, limited = table(), table(), table()
+    steps(floored(without), without)
+    steps(floored(limited, largest_step=0.5), limited)
+    sizes = [(one.weight - start.weight).square().mean(1).sqrt() for one in (without, limited)]
+    touched = torch.tensor([3.0, *[1.0] * 3])  # row 7 in each step, rows 0 to 2 once
+    assert torch.allclose(sizes[1][[7, 0, 1, 2]], 0.5 * 0.1 * touched, rtol=1e-3)
+    assert (sizes[0] >= sizes[1]).all()
+
+
 def test_a_restored_run_has_the_same_floors():
     whole, half = table(), table()
     optimizer, first = floored(whole, floor=1.0), floored(half, floor=1.0)
