@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FormatStrFormatter
 
 from sketchoptim.diagnostics._text_table import readable_bytes
 
@@ -162,31 +161,33 @@ def draw_states(axes: Axes, table: Table) -> None:
         values = row.values("test")
         style: dict[str, Any] = {"fmt": marker, "markersize": 6, "label": row.title}
         if row.name == "lean":
-            style |= {"fmt": "*", "markersize": 14, "color": "black", "zorder": 5}
+            style |= {"fmt": "*", "markersize": 14, "zorder": 5}
         deviation = statistics.stdev(values) if len(values) > 1 else 0.0
         size = max(1.0, statistics.median(row.values("table_state_bytes")))
-        axes.errorbar([size], [mean], [deviation], capsize=3, **style)
+        axes.errorbar([size], [mean], [deviation], capsize=3, color=color(row, table), **style)
     axes.set(xscale="log", xlabel="bytes of state of the tables", ylabel=f"test {table.metric}")
     axes.legend(frameon=False, fontsize=7)
 
 
 def draw_times(axes: Axes, table: Table) -> None:
-    """Validation quality of the first seed over processor time."""
-    best = min(it["quality"] for row in table.rows for it in row.results[0]["evaluations"])
-    for row in table.rows:
-        points = row.results[0]["evaluations"]
-        if not points or min(it["quality"] for it in points) > _MOST * best:
-            continue
-        style: dict[str, Any] = {"linewidth": 2.2} if row.name == "lean" else {"linewidth": 1.1}
+    """Validation quality of the first seed over processor time, without the start."""
+    runs = [(row, row.results[0]["evaluations"]) for row in table.rows]
+    best = min(it["quality"] for _, points in runs for it in points)
+    runs = [it for it in runs if it[1] and it[1][-1]["quality"] < _MOST * best]
+    for row, points in runs:
+        style: dict[str, Any] = {"linewidth": 2.4, "zorder": 5} if row.name == "lean" else {}
         times = [it["cpu_seconds"] for it in points]
-        axes.plot(times, [it["quality"] for it in points], label=row.title, **style)
+        qualities = [it["quality"] for it in points]
+        axes.plot(times, qualities, color=color(row, table), label=row.title, **style)
     axes.set(xlabel="seconds of processor time", ylabel=f"validation {table.metric}")
-    axes.set_yscale("log")
-    axes.set_ylim(0.97 * best, _MOST * best)
-    axes.yaxis.set_major_formatter(FormatStrFormatter("%g"))
-    axes.yaxis.set_minor_formatter(FormatStrFormatter("%g"))
-    axes.tick_params(axis="y", which="both", labelsize=7)
+    axes.set_ylim(0.98 * best, max(points[len(points) // 3]["quality"] for _, points in runs))
     axes.legend(frameon=False, fontsize=7)
+
+
+def color(row: Row, table: Table) -> str:
+    """Of a method, the same in both figures: black for lean."""
+    others = [it.name for it in table.rows if it.name != "lean"]
+    return "black" if row.name == "lean" else f"C{others.index(row.name)}"
 
 
 if __name__ == "__main__":
