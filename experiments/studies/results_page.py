@@ -3,13 +3,14 @@
     python -m experiments.studies.results_page gowalla-mf=build/gowalla-mf-full
 
 Each argument is a recipe and the folder of its runs, finished or not. Prints a table in Markdown
-and the CPU hours of all runs for each folder, and draws quality against bytes of state, and quality
-against processor time, with a panel for each folder.
+and the CPU hours of all runs for each folder, and draws quality against bytes of state, against
+processor time and against examples, with a panel for each folder.
 """
 
 import argparse
 import math
 import statistics
+from collections.abc import Callable
 from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -69,6 +70,7 @@ def main(arguments: list[str] | None = None) -> None:
         panels(tables, draw_states, options.output / "quality_state.png")
         timed = [it for it in tables if any(row.results[0]["evaluations"] for row in it.rows)]
         panels(timed, draw_times, options.output / "quality_time.png")
+        panels(timed, draw_examples, options.output / "quality_examples.png")
 
 
 def _pair(text: str) -> tuple[str, Path]:
@@ -171,15 +173,36 @@ def draw_states(axes: Axes, table: Table) -> None:
 
 def draw_times(axes: Axes, table: Table) -> None:
     """Validation quality of the first seed over processor time, without the start."""
+    _draw_curves(axes, table, lambda _, point: point["cpu_seconds"])
+    axes.set_xlabel("seconds of processor time")
+
+
+def draw_examples(axes: Axes, table: Table) -> None:
+    """Validation quality of the first seed over the examples, or words, trained on."""
+    _draw_curves(axes, table, lambda train, point: point["step"] * _step_examples(table, train))
+    axes.set_xlabel("words" if table.metric == "perplexity" else "examples")
+
+
+def _step_examples(table: Table, train: dict[str, Any]) -> int:
+    """How many of them one step has; only text is cut into lengths."""
+    batch: int = train["batch"]
+    return batch * train["length"] if table.metric == "perplexity" else batch
+
+
+def _draw_curves(
+    axes: Axes, table: Table, place: Callable[[dict[str, Any], dict[str, Any]], float]
+) -> None:
+    """Validation quality of the first seed over `place(train settings, evaluation)`."""
     runs = [(row, row.results[0]["evaluations"]) for row in table.rows]
     best = min(it["quality"] for _, points in runs for it in points)
     runs = [it for it in runs if it[1] and it[1][-1]["quality"] < _MOST * best]
     for row, points in runs:
         style: dict[str, Any] = {"linewidth": 2.4, "zorder": 5} if row.name == "lean" else {}
-        times = [it["cpu_seconds"] for it in points]
+        train = row.results[0]["about"]["train"]
+        places = [place(train, it) for it in points]
         qualities = [it["quality"] for it in points]
-        axes.plot(times, qualities, color=color(row, table), label=row.title, **style)
-    axes.set(xlabel="seconds of processor time", ylabel=f"validation {table.metric}")
+        axes.plot(places, qualities, color=color(row, table), label=row.title, **style)
+    axes.set_ylabel(f"validation {table.metric}")
     axes.set_ylim(0.98 * best, max(points[len(points) // 3]["quality"] for _, points in runs))
     axes.legend(frameon=False, fontsize=7)
 

@@ -1,16 +1,22 @@
 import json
 
 import pytest
+from matplotlib.figure import Figure
 
-from experiments.studies.results_page import main
+from experiments.recipes import load_recipe
+from experiments.studies.results_page import draw_examples, main, read_table
 
 
 def write_run(folder, method, rate, seed, valid, test):
     run = folder / "runs" / f"{method}-{rate}-{seed}"
     run.mkdir(parents=True)
     train = {"table_lr": rate, "seed": seed, "method": {"name": method, "title": method.upper()}}
+    train |= {"batch": 4, "length": 5}
     costs = {"cpu_seconds": 1800.0, "table_state_bytes": 1000, "peak_memory_bytes": 2_000_000}
-    points = [{"cpu_seconds": 900.0, "quality": test + 1}, {"cpu_seconds": 1800.0, "quality": test}]
+    points = [
+        {"step": 10, "cpu_seconds": 900.0, "quality": test + 1},
+        {"step": 20, "cpu_seconds": 1800.0, "quality": test},
+    ]
     result = {"about": {"train": train}, "valid": valid, "test": test, "evaluations": points}
     diverged = {"diverged": "at step 7"} if valid is None else {}
     (run / "result.json").write_text(json.dumps({**result, **costs, **diverged}))
@@ -36,9 +42,19 @@ def test_a_row_has_all_seeds_at_the_rate_that_was_best_on_validation_data(folder
 def test_figures_are_drawn(folder, tmp_path):
     main([f"wikitext2-adam={folder}", "--output", str(tmp_path / "figures")])
     assert {path.name for path in (tmp_path / "figures").iterdir()} == {
+        "quality_examples.png",
         "quality_state.png",
         "quality_time.png",
     }
+
+
+def test_curves_over_examples_count_the_words_of_every_step(folder):
+    table = read_table(load_recipe("wikitext2-adam"), folder)
+    axes = Figure().subplots()
+    draw_examples(axes, table)
+    drawn = {line.get_label(): line.get_xdata().tolist() for line in axes.lines}
+    assert drawn["LEAN"] == [200, 400]
+    assert axes.get_xlabel() == "words"
 
 
 def test_a_folder_without_runs_is_refused(tmp_path):
