@@ -140,9 +140,10 @@ def _short(valid: float | None) -> str:
 
 def panels(tables: list[Table], draw: Any, path: Path) -> None:
     """One panel for each table."""
-    lines = math.ceil(len(tables) / _COLUMNS)
-    figure = Figure(figsize=(10.0, 3.9 * lines), layout="constrained")
-    all_axes = figure.subplots(lines, _COLUMNS, squeeze=False).flatten()
+    columns = min(_COLUMNS, len(tables))
+    lines = math.ceil(len(tables) / columns)
+    figure = Figure(figsize=(5.0 * columns, 3.9 * lines), layout="constrained")
+    all_axes = figure.subplots(lines, columns, squeeze=False).flatten()
     for axes in all_axes[len(tables) :]:
         axes.set_axis_off()
     for axes, table in zip(all_axes, tables, strict=False):
@@ -179,8 +180,10 @@ def draw_times(axes: Axes, table: Table) -> None:
 
 def draw_examples(axes: Axes, table: Table) -> None:
     """Validation quality of the first seed over the examples, or words, trained on."""
-    _draw_curves(axes, table, lambda train, point: point["step"] * _step_examples(table, train))
-    axes.set_xlabel("words" if table.metric == "perplexity" else "examples")
+    _draw_curves(
+        axes, table, lambda train, point: point["step"] * _step_examples(table, train) / 1e6
+    )
+    axes.set_xlabel(f"millions of {'words' if table.metric == 'perplexity' else 'examples'}")
 
 
 def _step_examples(table: Table, train: dict[str, Any]) -> int:
@@ -203,7 +206,8 @@ def _draw_curves(
         qualities = [it["quality"] for it in points]
         axes.plot(places, qualities, color=color(row, table), label=row.title, **style)
     axes.set_ylabel(f"validation {table.metric}")
-    axes.set_ylim(0.98 * best, max(points[len(points) // 3]["quality"] for _, points in runs))
+    later = [it["quality"] for _, points in runs for it in points[len(points) // 3 :]]
+    axes.set_ylim(0.98 * best, 1.01 * max(later))
     axes.legend(frameon=False, fontsize=7)
 
 

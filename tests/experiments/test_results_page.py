@@ -53,8 +53,8 @@ def test_curves_over_examples_count_the_words_of_every_step(folder):
     axes = Figure().subplots()
     draw_examples(axes, table)
     drawn = {line.get_label(): line.get_xdata().tolist() for line in axes.lines}
-    assert drawn["LEAN"] == [200, 400]
-    assert axes.get_xlabel() == "words"
+    assert drawn["LEAN"] == [0.0002, 0.0004]
+    assert axes.get_xlabel() == "millions of words"
 
 
 def test_a_folder_without_runs_is_refused(tmp_path):
