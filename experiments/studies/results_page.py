@@ -3,8 +3,9 @@
     python -m experiments.studies.results_page gowalla-mf=build/gowalla-mf-full
 
 Each argument is a recipe and the folder of its runs, finished or not. Prints a table in Markdown
-and the CPU hours of all runs for each folder, and draws quality against bytes of state, against
-processor time and against examples, with a panel for each folder.
+and the CPU hours of all runs for each folder. With --output it draws quality against bytes of
+state, and where quality was measured during training, against processor time and against examples,
+with a panel for each folder.
 """
 
 import argparse
@@ -69,8 +70,9 @@ def main(arguments: list[str] | None = None) -> None:
         options.output.mkdir(parents=True, exist_ok=True)
         panels(tables, draw_states, options.output / "quality_state.png")
         timed = [it for it in tables if any(row.results[0]["evaluations"] for row in it.rows)]
-        panels(timed, draw_times, options.output / "quality_time.png")
-        panels(timed, draw_examples, options.output / "quality_examples.png")
+        if timed:
+            panels(timed, draw_times, options.output / "quality_time.png")
+            panels(timed, draw_examples, options.output / "quality_examples.png")
 
 
 def _pair(text: str) -> tuple[str, Path]:

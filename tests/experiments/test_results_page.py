@@ -48,6 +48,13 @@ def test_figures_are_drawn(folder, tmp_path):
     }
 
 
+def test_runs_that_were_not_evaluated_in_training_have_no_curves(folder, tmp_path):
+    for path in folder.glob("runs/*/result.json"):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "evaluations": []}))
+    main([f"wikitext2-adam={folder}", "--output", str(tmp_path / "figures")])
+    assert [path.name for path in (tmp_path / "figures").iterdir()] == ["quality_state.png"]
+
+
 def test_curves_over_examples_count_the_words_of_every_step(folder):
     table = read_table(load_recipe("wikitext2-adam"), folder)
     axes = Figure().subplots()
