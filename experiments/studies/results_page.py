@@ -2,13 +2,17 @@
 
     python -m experiments.studies.results_page gowalla-mf=build/gowalla-mf-full
 
-Each argument is a recipe and the folder of its runs, finished or not. Prints a table in Markdown
-and the CPU hours of all runs for each folder. With --output it draws quality against bytes of
-state, and where quality was measured during training, against processor time and against examples,
-with a panel for each folder.
+Each argument is a recipe and its runs: the folder of `experiments reproduce`, finished or not, or a
+file of kept runs. Prints a table in Markdown and the CPU hours of all runs for each of them. With
+--keep it adds the runs of folders to files of kept runs, one for each folder, with a line for each
+run: its settings, its results and its evaluations. `experiments/measured` has those of the page, so
+that tables and figures can be made again without the hours of training. With --output it draws
+quality against bytes of state, and where quality was measured during training, against processor
+time and against examples, with a panel for each argument.
 """
 
 import argparse
+import json
 import math
 import statistics
 from collections.abc import Callable
@@ -21,7 +25,7 @@ from matplotlib.figure import Figure
 
 from sketchoptim.diagnostics._text_table import readable_bytes
 
-from ..checkpoints import read_json
+from ..checkpoints import read_json, replace_file
 from ..errors import run_study
 from ..recipes import Recipe, load_recipe
 from ..report.table import mean_sd
@@ -58,10 +62,15 @@ class Table(NamedTuple):
 def main(arguments: list[str] | None = None) -> None:
     """Prints and draws."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("folders", nargs="+", type=_pair, metavar="RECIPE=FOLDER")
+    parser.add_argument("runs", nargs="+", type=_pair, metavar="RECIPE=PATH")
+    parser.add_argument("--keep", type=Path, help="folder of files of kept runs to add the runs to")
     parser.add_argument("--output", type=Path, help="folder for the figures; default: none drawn")
     options = parser.parse_args(arguments)
-    tables = [read_table(load_recipe(recipe), folder) for recipe, folder in options.folders]
+    found = [(load_recipe(recipe), path) for recipe, path in options.runs]
+    tables = [read_table(recipe, path) for recipe, path in found]
+    if options.keep is not None:
+        for _, path in found:
+            keep_runs(path, options.keep / f"{path.stem}.jsonl")
     for table in tables:
         print(markdown(table))
     hours = sum(table.cpu_hours for table in tables)
@@ -78,16 +87,37 @@ def main(arguments: list[str] | None = None) -> None:
 def _pair(text: str) -> tuple[str, Path]:
     recipe, equals, folder = text.rpartition("=")
     if not equals:
-        raise argparse.ArgumentTypeError(f"must be RECIPE=FOLDER, got {text!r}")
+        raise argparse.ArgumentTypeError(f"must be RECIPE=PATH, got {text!r}")
     return recipe, Path(folder)
 
 
-def read_table(recipe: Recipe, folder: Path) -> Table:
-    """The finished runs of a folder, by method, in the order of the recipe."""
-    paths = sorted(folder.glob("runs/*/result.json"))
-    if not paths:
-        raise FileNotFoundError(f"no finished runs in {folder / 'runs'}; run experiments reproduce")
-    runs = [read_json(path) for path in paths]
+def read_runs(path: Path) -> list[dict[str, Any]]:
+    """The finished runs of a folder of `experiments reproduce`, or of a file of kept runs."""
+    if path.is_file():
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    results = sorted(path.glob("runs/*/result.json"))
+    if not results:
+        raise FileNotFoundError(f"no finished runs in {path / 'runs'}; run experiments reproduce")
+    return [read_json(result) for result in results]
+
+
+def keep_runs(path: Path, kept: Path) -> None:
+    """Adds the runs of `path` to those in the file `kept`, where one replaces an earlier one of the
+    same settings. The losses of single steps are left out.
+    """
+    runs = (read_runs(kept) if kept.exists() else []) + read_runs(path)
+    by_settings = {json.dumps(run["about"]): run for run in runs}
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    lines = [
+        json.dumps({name: value for name, value in run.items() if name != "losses"})
+        for _, run in sorted(by_settings.items())
+    ]
+    replace_file(kept, lambda file: file.write("".join(f"{line}\n" for line in lines).encode()))
+
+
+def read_table(recipe: Recipe, path: Path) -> Table:
+    """The runs at `path`, by method, in the order of the recipe."""
+    runs = read_runs(path)
     by_method: dict[str, list[dict[str, Any]]] = {name: [] for name in recipe.contestants}
     for run in runs:
         by_method.setdefault(run["about"]["train"]["method"]["name"], []).append(run)

@@ -67,3 +67,18 @@ def test_curves_over_examples_count_the_words_of_every_step(folder):
 def test_a_folder_without_runs_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no finished runs in .*; run experiments"):
         main([f"wikitext2-adam={tmp_path}"])
+
+
+def test_kept_runs_make_the_same_table_and_are_kept_once(folder, tmp_path, capsys):
+    kept = tmp_path / "kept"
+    keep = [f"wikitext2-adam={folder}", "--keep", str(kept)]
+    main(keep)
+    write_run(folder, "lean", 0.03, 2, 120.0, 115.0)
+    capsys.readouterr()
+    main(keep)
+    from_folder = capsys.readouterr().out
+    (file,) = kept.iterdir()
+    main([f"wikitext2-adam={file}"])
+    assert capsys.readouterr().out == from_folder
+    assert "| LEAN | 3 | 113.0 ± 2.0 |" in from_folder
+    assert len(file.read_text().splitlines()) == 5
