@@ -22,6 +22,7 @@ class TrainSettings:
         body_optimizer: of the dense layers, with exact moments, in all methods.
         schedule: "linear" lowers the learning rates to zero in equal steps; "plateau" divides them
             by 4 whenever an evaluation is not better than all before it.
+        warmup: share of the steps in which "linear" first raises the learning rates from zero.
         steps: updates; or
         epochs: passes over the training text.
         batch: parallel streams of text.
@@ -39,6 +40,7 @@ class TrainSettings:
     body_lr: float = 3e-3
     body_optimizer: OptimizerName = "adam"
     schedule: Schedule = "linear"
+    warmup: float = 0.0
     steps: int = 0
     epochs: int = 0
     batch: int = 32
@@ -58,6 +60,10 @@ class TrainSettings:
             raise ValueError(f'schedule must be "linear" or "plateau", got {self.schedule!r}')
         if self.schedule == "plateau" and not self.evaluate_every:
             raise ValueError('schedule="plateau" needs evaluate_every, got 0')
+        if not 0 <= self.warmup < 1:
+            raise ValueError(f"warmup must be in [0, 1), got {self.warmup}")
+        if self.warmup and self.schedule != "linear":
+            raise ValueError(f'warmup must be 0 with schedule="plateau", got {self.warmup}')
         for name in ("table_lr", "body_lr", "clip_norm"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):

@@ -197,7 +197,13 @@ class Training:
     def _scheduler(self, optimizer: Optimizer) -> LambdaLR | ReduceLROnPlateau:
         if self.settings.schedule == "plateau":
             return ReduceLROnPlateau(optimizer, factor=0.25, patience=0)
-        return LambdaLR(optimizer, lambda step: 1 - step / self.total_steps)
+        first = self.settings.warmup * self.total_steps
+
+        def factor(step: int) -> float:
+            raised = (step + 1) / first if step + 1 < first else 1.0
+            return min(raised, 1 - step / self.total_steps)
+
+        return LambdaLR(optimizer, factor)
 
     def state_bytes(self) -> dict[str, int]:
         """Bytes of optimizer state by parameter."""

@@ -193,6 +193,14 @@ def test_a_plateau_divides_the_learning_rates_by_four(corpus, monkeypatch):
     assert rates == pytest.approx([0.05, 0.05, 0.0125, 0.0125])
 
 
+def test_rates_rise_during_warmup_and_then_fall(corpus):
+    training = Training(NextWords(corpus, MODEL), settings(steps=10, warmup=0.4))
+    rates = [training.optimizers[0].param_groups[0]["lr"]]
+    rates += [training.optimizers[0].param_groups[0]["lr"] for _ in training.steps()]
+    steps = [0.25, 0.5, 0.75, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0]
+    assert rates == pytest.approx([0.05 * step for step in steps])
+
+
 def test_dropout_draws_from_the_seed_alone(corpus):
     model = ModelSettings(dim=8, hidden=16, samples=32, dropout=0.5)
     first, second, other = (
@@ -230,6 +238,8 @@ def test_a_diverging_run_stops_with_the_remedy(corpus, monkeypatch):
         ({"body_optimizer": "lion"}, r"body_optimizer must be one of \['adam', .*, got 'lion'"),
         ({"schedule": "cosine"}, 'schedule must be "linear" or "plateau", got \'cosine\''),
         ({"schedule": "plateau"}, 'schedule="plateau" needs evaluate_every'),
+        ({"warmup": 1.0}, r"warmup must be in \[0, 1\), got 1\.0"),
+        ({"warmup": 0.1, "schedule": "plateau", "evaluate_every": 1}, "warmup must be 0 with"),
         ({"epochs": 2}, "steps must be >= 1, or epochs instead, got steps=50, epochs=2"),
         ({"evaluate_every": -1}, "evaluate_every must be >= 0, got -1"),
         ({"table_lr": 0.0}, r"table_lr must be finite and > 0, got 0\.0"),
