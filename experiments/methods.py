@@ -10,13 +10,12 @@ import torch
 import sketchoptim as so
 from sketchoptim.storage import PRESETS
 
-from .floored_adam import FlooredAdam
 from .rank_one_momentum import RankOneMomentum
 
 Weights = Literal["float32", "bfloat16", "float16"]
 OptimizerName = Literal[
     "adam", "adamw", "rmsprop", "adagrad", "sgd", "sparse-adam", "adafactor", "muon",
-    "rank-one-momentum", "floored-adam",
+    "rank-one-momentum",
 ]  # fmt: skip
 _OURS: dict[OptimizerName, Callable[..., torch.optim.Optimizer]] = {
     "adam": so.Adam,
@@ -24,7 +23,6 @@ _OURS: dict[OptimizerName, Callable[..., torch.optim.Optimizer]] = {
     "rmsprop": so.RMSprop,
     "adagrad": so.Adagrad,
     "sgd": so.SGD,
-    "floored-adam": FlooredAdam,
 }
 _OTHERS: dict[OptimizerName, Callable[..., torch.optim.Optimizer]] = {
     "sparse-adam": torch.optim.SparseAdam,
@@ -49,8 +47,7 @@ class Method:
         name: Its name in commands and files: letters, digits, "-", "_" and ".".
         title: Its name in tables; `name` by default.
         optimizer: The optimizer of the tables. "sparse-adam", "adafactor" and "muon" are torch's,
-            "rank-one-momentum" is a baseline of the paper's, "floored-adam" a variant of Adam; all
-            others are the library's.
+            "rank-one-momentum" is a baseline of the paper's; all others are the library's.
         memory: A preset or a memory for the tables; "exact" where the optimizer is not the
             library's.
         options: Further arguments of the tables' optimizer, such as `betas`. "sgd" has

@@ -2,8 +2,8 @@
 
     python -m experiments.studies.memory_figure
 
-The bytes are those that `so.memory_report` measures after a step on the tables of `wikitext2.toml`:
-input, output and the output's bias.
+The bytes are those that `so.memory_report` measures after a step: input table, output table and the
+output's bias.
 """
 
 import argparse

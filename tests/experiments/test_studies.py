@@ -31,7 +31,7 @@ def test_a_study_says_how_it_is_called_and_has_a_main_function(name):
 def test_a_study_without_its_data_ends_with_one_line():
     environment = {name: text for name, text in os.environ.items() if name != "SKETCHOPTIM_DATA"}
     result = subprocess.run(
-        [sys.executable, "-m", "experiments.studies.watch_cost"],
+        [sys.executable, "-m", "experiments.studies.prediction"],
         env=environment,
         capture_output=True,
         text=True,

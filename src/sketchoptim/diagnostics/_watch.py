@@ -27,7 +27,6 @@ def watch(optimizer: Optimizer, log: Log | ScalarWriter, *, every: int = 500) ->
     TensorBoard ``SummaryWriter``. Steps are counted from the optimizer's first step. Training
     does not change: a watched run has the same bits as an unwatched one
     (`tests/diagnostics/test_watch.py::test_watching_changes_no_bit`).
-    ``experiments/studies/watch_cost.py`` measures the cost at the default interval.
 
     Args:
         optimizer: One of ours.

@@ -47,7 +47,6 @@ class SampledSoftmax(OutputTable):
             "kept" as a count, or "redrawn" until `samples` ids are distinct, which TensorFlow calls
             unique. Merged, the default, gives a frequent class a weight without noise, as redrawn
             does and kept does not, and takes one draw for any distribution, as redrawn does not.
-            `experiments/studies/softmax_layers.py` measures bias and variance of all three.
         ignore_index: a label that losses and their mean leave out, as in `F.cross_entropy`.
 
     Shapes: hidden [..., dim], labels [...] int64; the loss is a scalar unless reduction="none".
