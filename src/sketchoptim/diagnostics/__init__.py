@@ -6,7 +6,6 @@ from ._memory_report import MemoryReport, memory_report
 from ._plan import Plan
 from ._planner import plan
 from ._power_law import PowerLaw, power_law
-from ._shadow import Shadow, ShadowRecord
 from ._watch import watch
 
 __all__ = [
@@ -14,8 +13,6 @@ __all__ = [
     "MemoryReport",
     "Plan",
     "PowerLaw",
-    "Shadow",
-    "ShadowRecord",
     "SketchError",
     "diagnose",
     "estimate_error",
