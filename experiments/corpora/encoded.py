@@ -2,7 +2,7 @@
 
 Only the distinct words and a buffer of ids are in memory, however long the text. Words get
 provisional ids in their order of appearance; when all are counted, ranks replace these. The folder
-appears under its name only when it is complete.
+appears under its name only when it is complete, and is refused if its files have changed since.
 """
 
 import hashlib
@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +27,7 @@ from torch import Tensor
 from .corpus import Corpus
 from .vocabulary import END_OF_LINE, Vocabulary
 
-_FORMAT = 1
+_FORMAT = 2
 _CHUNK = 1 << 20
 _Ids = NDArray[np.int32]
 
@@ -56,13 +57,37 @@ def cache_folder() -> Path:
 
 
 def fingerprint(files: Iterable[Path], **settings: object) -> str:
-    """A name that changes with the files' places, sizes and times and with the settings."""
-    described = [
-        (str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns)
-        for path in sorted(set(files))
-    ]
+    """A name that changes with the files' places and contents and with the settings."""
+    described = [(str(path.resolve()), file_sha256(path)) for path in sorted(set(files))]
     text = json.dumps([_FORMAT, described, settings], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def file_sha256(path: Path) -> str:
+    """A digest of the content of a file."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def write_about(folder: Path, about: dict[str, int]) -> None:
+    """Writes numbers about an encoded text, with the size and the digest of each of its files."""
+    files = {path.name: [path.stat().st_size, file_sha256(path)] for path in folder.iterdir()}
+    text = json.dumps({**about, "files": files})
+    (folder / "about.json").write_text(text, encoding="utf-8")
+
+
+def read_about(folder: Path) -> dict[str, int]:
+    """What `write_about` wrote, if the files still have their sizes and digests."""
+    about: dict[str, Any] = json.loads((folder / "about.json").read_text(encoding="utf-8"))
+    for name, (size, digest) in about.pop("files").items():
+        path = folder / name
+        found = path.stat().st_size if path.exists() else 0
+        if found != size or file_sha256(path) != digest:
+            raise ValueError(
+                f"{path} must have the {size} bytes that were encoded, got {found} bytes, or others"
+                f"; remove {folder} to encode the text again"
+            )
+    return about
 
 
 def encode_parts(
@@ -111,7 +136,7 @@ def encode_lines(folder: Path, lines: Iterable[str], *, min_count: int, held_out
 
 def open_encoded(folder: Path) -> Corpus:
     """The corpus in a folder made by `encode_parts` or `encode_lines`, map_file from its files."""
-    about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
+    about = read_about(folder)
     parts = (map_file(folder / f"{part}.i32", np.int32) for part in ("train", "valid", "test"))
     return Corpus(StoredVocabulary(folder, about["words"]), *parts)
 
@@ -169,7 +194,7 @@ class _Raw:
         self.file.unlink()
         (self.folder / "words.json").write_text(json.dumps(vocabulary.words), encoding="utf-8")
         about = {"words": len(vocabulary), "lines": self.lines, "min_count": min_count}
-        (self.folder / "about.json").write_text(json.dumps(about), encoding="utf-8")
+        write_about(self.folder, about)
 
     def _words(self) -> int:
         return self.file.stat().st_size // array("i").itemsize

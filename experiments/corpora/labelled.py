@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from .corpus import Part
-from .encoded import atomic_folder, cache_folder, fingerprint, map_file
+from .encoded import atomic_folder, cache_folder, fingerprint, map_file, read_about, write_about
 from .text_files import TextFile, text_files
 
 
@@ -71,7 +71,7 @@ def read_labelled(path: str | Path, *, held_out: float = 0.005) -> LabelledTexts
     if not folder.exists():
         with atomic_folder(folder) as scratch:
             _encode(scratch, files, held_out=held_out)
-    about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
+    about = read_about(folder)
     train, valid, test = (_opened(folder, part) for part in ("train", "valid", "test"))
     return LabelledTexts(about["classes"], train, valid, test)
 
@@ -97,9 +97,8 @@ def _encode(folder: Path, files: dict[str, TextFile], *, held_out: float) -> Non
                 name = "valid" if part == "train" and number >= cut else part
                 if label in numbers:
                     writers[name].write(text, numbers[label])
-    about = {"classes": len(ranked)}
-    (folder / "about.json").write_text(json.dumps(about), encoding="utf-8")
     (folder / "labels.json").write_text(json.dumps(ranked), encoding="utf-8")
+    write_about(folder, {"classes": len(ranked)})
 
 
 class _Writer:

@@ -5,12 +5,21 @@ import io
 import lzma
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, cast
 
+_DAMAGED = (
+    EOFError,
+    gzip.BadGzipFile,
+    lzma.LZMAError,
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 _TARS = (".tar", ".tar.gz", ".tgz", ".tar.xz")
 
 
@@ -30,6 +39,7 @@ class TextFile:
         """The lines, one by one; bytes that are not UTF-8 become U+FFFD."""
         # a line ends in a newline and nowhere else: articles hold other separators
         with (
+            _readable(self.path),
             self._opened() as stream,
             io.TextIOWrapper(stream, encoding="utf-8", errors="replace", newline="\n") as lines,
         ):
@@ -54,15 +64,28 @@ def text_files(path: Path) -> list[TextFile]:
     """All files below a folder, all members of an archive, or the one file that `path` is."""
     if path.is_dir():
         return [TextFile(file) for file in sorted(path.rglob("*")) if file.is_file()]
-    if _is_tar(path):
-        with tarfile.open(path) as tar:
-            members = [member.name for member in tar.getmembers() if member.isfile()]
-    elif path.suffix == ".zip":
-        with zipfile.ZipFile(path) as archive:
-            members = [info.filename for info in archive.infolist() if not info.is_dir()]
-    else:
-        return [TextFile(path)]
+    with _readable(path):
+        if _is_tar(path):
+            with tarfile.open(path) as tar:
+                members = [member.name for member in tar.getmembers() if member.isfile()]
+        elif path.suffix == ".zip":
+            with zipfile.ZipFile(path) as archive:
+                members = [info.filename for info in archive.infolist() if not info.is_dir()]
+        else:
+            return [TextFile(path)]
     return [TextFile(path, member) for member in members]
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Names the file in the errors of one that is truncated or damaged."""
+    try:
+        yield
+    except _DAMAGED as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(
+            f"{path} must be a whole file, and it is truncated or damaged ({reason}); get it again"
+        ) from error
 
 
 def all_lines(files: Iterable[TextFile]) -> Iterator[str]:

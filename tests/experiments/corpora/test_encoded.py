@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -97,6 +98,32 @@ def test_another_file_or_setting_is_another_fingerprint(tmp_path):
     assert fingerprint([path], min_count=2) != first
     path.write_text("ab", encoding="utf-8")
     assert fingerprint([path], min_count=1) != first
+
+
+def test_a_file_replaced_at_equal_size_and_time_is_another_fingerprint(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("old", encoding="utf-8")
+    times = path.stat().st_atime_ns, path.stat().st_mtime_ns
+    first = fingerprint([path])
+    path.write_text("new", encoding="utf-8")
+    os.utime(path, ns=times)
+    assert fingerprint([path]) != first
+
+
+@pytest.mark.parametrize("damage", ["truncated", "other bits", "missing"])
+def test_a_damaged_encoding_is_refused(tmp_path, damage):
+    folder = tmp_path / "text"
+    lines = [f"a{number} b" for number in range(50)]
+    encode_lines(folder, lines, min_count=1, held_out=0.1)
+    path = folder / "train.i32"
+    content = path.read_bytes()
+    damaged = content[: len(content) // 2] if damage == "truncated" else content[::-1]
+    if damage == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(damaged)
+    with pytest.raises(ValueError, match=r"train.i32 must have the \d+ bytes .* remove"):
+        encode_lines(folder, lines, min_count=1, held_out=0.1)
 
 
 def test_a_long_text_is_never_in_memory_as_a_whole(tmp_path):

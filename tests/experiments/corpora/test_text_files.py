@@ -42,6 +42,19 @@ def test_every_kind_of_file_gives_the_same_lines(tmp_path, name):
     assert len(found) == 1
 
 
+@pytest.mark.parametrize("name", [name for name in WRITERS if name not in ("text.txt", "text.tar")])
+@pytest.mark.parametrize("is_truncated", [True, False])
+def test_an_archive_that_is_truncated_or_damaged_is_named(tmp_path, name, is_truncated):
+    path = tmp_path / name
+    WRITERS[name](path)
+    content = bytearray(path.read_bytes())
+    middle = len(content) // 2
+    content[middle : None if is_truncated else middle + 8] = b"" if is_truncated else b"\xff" * 8
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=rf"{name} must be a whole file.* get it again"):
+        list(all_lines(text_files(path)))
+
+
 def test_a_folder_gives_its_files_in_the_order_of_their_names(tmp_path):
     for name in ("b.txt", "a.txt"):
         (tmp_path / name).write_text(f"{name}\n", encoding="utf-8")
