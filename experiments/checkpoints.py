@@ -1,14 +1,13 @@
 """Checkpoints of a training: a kill at any moment loses the steps since the last one, no more."""
 
 import json
-import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-import torch
-
+import sketchoptim as so
+from sketchoptim._files import replace_file
 from sketchoptim.diagnostics._inspection import read_checkpoint
 
 from .training import Training
@@ -23,7 +22,7 @@ class MismatchError(ValueError):
 def save_checkpoint(path: Path, training: Training, *, about: dict[str, Any]) -> None:
     """Writes the training to `path`, with `about`, which `load_checkpoint` compares."""
     content = {"about": json.dumps(about, sort_keys=True), "training": training.state_dict()}
-    replace_file(path, lambda file: torch.save(content, file))
+    so.save_checkpoint(content, path)
 
 
 class TimedCheckpoints:
@@ -88,16 +87,6 @@ def _differences(
             yield f"{prefix}{key}.kind", left.get("kind"), right.get("kind")
         else:
             yield from _differences(left, right, f"{prefix}{key}.")
-
-
-def replace_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Replaces the file at `path` at once: a reader sees the old content or all of the new."""
-    scratch = path.with_name(f".{path.name}.new")  # one that a kill leaves is overwritten later
-    with scratch.open("wb") as file:
-        write(file)
-        file.flush()
-        os.fsync(file.fileno())
-    scratch.replace(path)
 
 
 def write_json(path: Path, content: object) -> None:

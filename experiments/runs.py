@@ -14,12 +14,13 @@ from typing import Any
 
 from rich.console import Console
 
+from sketchoptim._files import replace_file
+
 from .checkpoints import (
     TimedCheckpoints,
     check_same,
     load_checkpoint,
     read_json,
-    replace_file,
     write_json,
 )
 from .errors import StoppedError

@@ -10,6 +10,7 @@ import sketchoptim
 PACKAGE = "sketchoptim"
 LAYERS = (
     {
+        "_files",
         "_hashing",
         "_pages",
         "_parsing",

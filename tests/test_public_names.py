@@ -37,6 +37,7 @@ NAMES = [
     "nn",
     "param_groups",
     "plan",
+    "save_checkpoint",
     "theory",
     "to_torch",
 ]
@@ -85,6 +86,7 @@ SIGNATURES = {
     "**table_options",
     "enable_sparse_clipping": "",
     "memory_report": "optimizer",
+    "save_checkpoint": "content, path",
     "diagnose": "subject, *, since=None",
     "from_torch": "optimizer, memory='lean', *, tables=(), schedulers=None",
     "to_torch": "optimizer, kind=None, *, parameters=None, schedulers=None",
@@ -99,7 +101,7 @@ SIGNATURES = {
 
 LAYERS = {
     "FileEmbedding": "path, rows, dim, dtype=torch.float32, *, padding_idx=None, init_bound=0.05, "
-    "seed=0, reserve=False",
+    "seed=0, reserve=False, copied=False",
     "LSHSoftmax": "dim, classes, *, bits=None, tables=16, budget=256, negatives=16, "
     "corrected=False, rebuild_every=250, bias=False, weight=None, ignore_index=-100, seed=0",
     "SampledSoftmax": "dim, classes, *, samples, bias=False, weight=None, sampler=None, "

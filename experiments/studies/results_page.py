@@ -23,9 +23,10 @@ from typing import Any, NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from sketchoptim._files import replace_file
 from sketchoptim.diagnostics._text_table import readable_bytes
 
-from ..checkpoints import read_json, replace_file
+from ..checkpoints import read_json
 from ..errors import run_study
 from ..recipes import Recipe, load_recipe
 from ..report.table import mean_sd

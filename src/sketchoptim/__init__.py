@@ -8,6 +8,7 @@
 from importlib.metadata import version
 
 from . import nn, theory
+from ._files import save_checkpoint
 from ._param_groups import ParamGroups, find_tables, param_groups
 from ._sketch import CountMinSketch, CountSketch
 from ._sparse_norm import enable_sparse_clipping
@@ -45,6 +46,7 @@ __all__ = [
     "nn",
     "param_groups",
     "plan",
+    "save_checkpoint",
     "theory",
     "to_torch",
 ]

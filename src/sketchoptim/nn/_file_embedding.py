@@ -22,11 +22,19 @@ from .._validation import (
     check_tensor,
 )
 from ._class_ids import id_range
-from ._table_file import absolute_path, create, map_file
+from ._table_file import Shape, WriteLock, absolute_path, create, identify, map_file
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 # The state of a module that is no tensor has this name in torch's state_dict().
 _EXTRA_STATE = "_extra_state"
+# What to do if an entry of a checkpoint differs; else, construct the table with the checkpoint's.
+_REMEDIES = {
+    "path": 'construct it with the checkpoint\'s path, or set ["path"] in the checkpoint to this '
+    "path if you moved the file",
+    "id": "the checkpoint is of another file: restore that one, and the .id beside it, from a copy",
+}
+# The least that a disk writes at once.
+_SECTOR = 512
 _GAMMA = 0x9E3779B97F4A7C15 - 2**64  # the increment of splitmix64, as an int64
 
 
@@ -38,8 +46,10 @@ class FileEmbedding(nn.Module):
     the state of our optimizers is half a byte per row. The file holds the weights row by row,
     without a header. A file that does not exist is created with holes, which take no space on disk.
 
-    **Initial weights.** A row of zeros counts as not written yet. The first forward pass whose
-    gradient can reach a row writes its initial weights, uniform in ``(-init_bound, init_bound)``.
+    **Initial weights.** A row counts as not written yet if it is zero, also in part, and otherwise
+    has its initial weights, as a crash in the middle of writing it leaves it. The first forward
+    pass whose gradient can reach a row writes its initial weights, uniform in
+    ``(-init_bound, init_bound)``.
     They depend on the seed, the file's name and the row id only, so they are the same for any
     order of ids and for any number of runs; a forward pass without gradients returns them and
     writes nothing. Drawing all rows in advance would write the whole file, and a list of written
@@ -47,8 +57,17 @@ class FileEmbedding(nn.Module):
     module, since `weight` has zeros for rows without a gradient so far, and expect a row that you
     set to zeros to be drawn again. ``init_bound=0`` turns it off.
 
+    **Identity.** A small file beside the table's, with ``.id`` after the name, has a random
+    identity, the shape and the dtype. `state_dict()` has the same identity, so a checkpoint does
+    not load with another file of the same size, or with a new one. A file that was replaced is
+    refused when it is opened.
+
+    **One writer.** The first forward pass with gradients locks the file for this process, until
+    its tables are freed. Training it in a second process raises `BlockingIOError` before anything
+    is written; reading does not. The lock is advisory (``flock``).
+
     **Crashes.** `flush()` returns once the disk has every weight. Flush, then save the checkpoint.
-    `state_dict()` has the path and the sizes, not the weights.
+    `state_dict()` has the path, the sizes and the identity, not the weights.
 
     Args:
         path: of the file. Its directory must exist.
@@ -61,6 +80,8 @@ class FileEmbedding(nn.Module):
         reserve: reserve the space of the whole file on disk now. Without it, the process dies by
             SIGBUS when a new page no longer fits on the disk; with it, a disk that is too small
             is an `OSError` here.
+        copied: accept a file that was copied or moved to where its ``.id`` is. Without it, that is
+            a `ValueError`, since the file may be that of another table.
 
     Example:
         >>> import tempfile
@@ -87,6 +108,7 @@ class FileEmbedding(nn.Module):
         init_bound: float = 0.05,
         seed: int = 0,
         reserve: bool = False,
+        copied: bool = False,
     ) -> None:
         super().__init__()
         self.rows = check_positive_int("rows", rows)
@@ -102,17 +124,26 @@ class FileEmbedding(nn.Module):
         self.init_bound = check_number("init_bound", init_bound)
         self.seed = check_int("seed", seed)
         check_flag("reserve", reserve)
+        check_flag("copied", copied)
         self.path = absolute_path(path)
-        self._is_new = create(self.path, self.nbytes, reserve=reserve)
-        self._open(reserve=reserve and not self._is_new)
+        is_new = create(self.path, self.nbytes, self._shape, reserve=reserve)
+        self._open(reserve=reserve and not is_new, copied=copied)
+
+    @property
+    def _shape(self) -> Shape:
+        return self.rows, self.dim, str(self.dtype).removeprefix("torch.")
 
     @property
     def nbytes(self) -> int:
         """The size of the file."""
         return self.rows * self.dim * self.dtype.itemsize
 
-    def _open(self, *, reserve: bool = False, is_trained: bool = True) -> None:
+    def _open(
+        self, *, reserve: bool = False, copied: bool = False, is_trained: bool = True
+    ) -> None:
         self._mapping = map_file(self.path, self.nbytes, reserve=reserve)
+        self.id = identify(self.path, self._shape, copied=copied)
+        self._lock: WriteLock | None = None
         weights = torch.frombuffer(self._mapping, dtype=self.dtype).view(self.rows, self.dim)
         self.weight = nn.Parameter(weights, requires_grad=is_trained)
         # An optimizer's deep copy would copy the parameter by itself. It stays a plain
@@ -128,18 +159,48 @@ class FileEmbedding(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         """The rows of the ids, of shape ``(*ids.shape, dim)``."""
         self._check_ids(ids)
+        if self.weight.requires_grad and torch.is_grad_enabled():
+            self._become_writer()
         found = F.embedding(ids, self.weight, self.padding_idx, sparse=True)
         if not self.init_bound:
             return found
         flat_ids, flat = ids.reshape(-1), found.detach().view(-1, self.dim)
-        places = (flat[:, 0] == 0).nonzero()[:, 0]  # the first numbers are enough, nearly always
-        if places.numel():
-            places = places[(flat[places] == 0).all(1)]
+        places = (flat[:, self._probes()] == 0).any(1).nonzero()[:, 0]
         if self.padding_idx is not None and places.numel():
             places = places[flat_ids[places] != self.padding_idx]
+        places = self._unwritten(flat, places, flat_ids)
         if places.numel():
             self._fill_(flat, places, flat_ids[places], is_written=found.requires_grad)
         return found
+
+    def _become_writer(self) -> None:
+        """Takes the lock of the file, unless this process has it."""
+        if self._lock is None or self._lock.process != os.getpid():
+            self._lock = WriteLock.of(self.path)
+
+    def _probes(self) -> Tensor:
+        """Columns of which one is zero if a row is not written in full.
+
+        A process that is killed leaves the first column zero, which is written last. A disk that
+        stops leaves out whole sectors.
+        """
+        columns = [*range(0, self.dim - 1, _SECTOR // self.dtype.itemsize), self.dim - 1]
+        return torch.tensor(columns, device="cpu")
+
+    def _unwritten(self, rows: Tensor, places: Tensor, ids: Tensor) -> Tensor:
+        """The places of the rows in which every number is zero or the initial one."""
+        chunk = max(1, CHUNK_ELEMENTS // self.dim)
+        kept = [places[:0]]
+        for part in places.split(chunk):
+            found = rows[part]
+            zero = found == 0
+            is_unwritten = zero.all(1)
+            torn = (~is_unwritten).nonzero()[:, 0]
+            if torn.numel():
+                initial = self.initial_rows(ids[part[torn]])
+                is_unwritten[torn] = (zero[torn] | (found[torn] == initial)).all(1)
+            kept.append(part[is_unwritten])
+        return torch.cat(kept)
 
     @torch.no_grad()
     def _fill_(self, rows: Tensor, places: Tensor, ids: Tensor, *, is_written: bool) -> None:
@@ -151,7 +212,9 @@ class FileEmbedding(nn.Module):
         chunk = max(1, CHUNK_ELEMENTS // self.dim)
         if is_written:
             for part in ids.unique().split(chunk):
-                self.weight[part] = self.initial_rows(part)
+                initial = self.initial_rows(part)
+                self.weight[part, 1:] = initial[:, 1:]
+                self.weight[part, 0] = initial[:, 0]  # last, for `_probes`
         for at, part in zip(places.split(chunk), ids.split(chunk), strict=True):
             rows[at] = self.weight[part] if is_written else self.initial_rows(part)
 
@@ -197,37 +260,29 @@ class FileEmbedding(nn.Module):
     # -- state: sizes and path; the weights stay in the file. torch's own methods would add them.
 
     def get_extra_state(self) -> dict[str, Any]:
-        """What `state_dict()` has of the table: enough to know the file again."""
-        self._is_new = False
-        return self._identity()
-
-    def _identity(self) -> dict[str, Any]:
+        """What `state_dict()` has of the table: enough to identify the file."""
+        rows, dim, dtype = self._shape
         return {
             "path": str(self.path),
-            "rows": self.rows,
-            "dim": self.dim,
-            "dtype": str(self.dtype).removeprefix("torch."),
+            "id": self.id,
+            "rows": rows,
+            "dim": dim,
+            "dtype": dtype,
             "init_bound": self.init_bound,
             "seed": self.seed,
         }
 
     def set_extra_state(self, state: Any) -> None:
         """Refuses the state of another table; there is nothing to copy."""
-        own = self._identity()
+        own = self.get_extra_state()
         name = "the state of a FileEmbedding"
         check_keys(name, state, required=own, remedy="load the state_dict() of one")
         for key, value in own.items():
             if state[key] != value:
-                remedy = f"construct it with the checkpoint's {key}"
-                if key == "path":
-                    remedy += ', or set ["path"] in the checkpoint to this path if you moved the '
-                    remedy += "file"
-                raise ValueError(f"{key} of {name} must be {value!r}, got {state[key]!r}; {remedy}")
-        if self._is_new:
-            raise ValueError(
-                f"the file of a checkpoint must exist, but {self.path} was not there and has just "
-                "been created, without its weights; restore it from a copy"
-            )
+                raise ValueError(
+                    f"{key} of {name} must be {value!r}, got {state[key]!r}; "
+                    + _REMEDIES.get(key, f"construct it with the checkpoint's {key}")
+                )
 
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
@@ -256,15 +311,20 @@ class FileEmbedding(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
-        del state["_mapping"]
+        del state["_mapping"], state["_lock"]
         parameters = dict(state["_parameters"])
         return {**state, "_parameters": {**parameters, "weight": self.weight.requires_grad}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         is_trained = state["_parameters"].pop("weight")
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._is_new = False
+        pickled = self.id
         self._open(is_trained=is_trained)
+        if self.id != pickled:
+            raise ValueError(
+                f"the pickle of a FileEmbedding is of the table {pickled}, but {self.path} has the "
+                f"table {self.id}; restore the file, and the .id beside it, from a copy"
+            )
 
     def __deepcopy__(self, memo: object) -> NoReturn:
         _refuse_copy(self.path, self.nbytes)

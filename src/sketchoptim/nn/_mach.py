@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import _hashing
+from .._files import save_checkpoint
 from .._validation import check_choice, check_flag, check_int, check_positive_int
 from ..ops._top_classes import TopClasses, class_scores, top_classes
 from ._aggregation import Aggregation, bucket_scores, combination_of, final_scores
@@ -227,7 +228,7 @@ class MACH(nn.Module):
 
     def save(self, path: str | Path) -> None:
         """Writes weights and settings to a file for `load`; the default torch.load reads it too."""
-        torch.save({"settings": self._settings(), "state": self.state_dict()}, path)
+        save_checkpoint({"settings": self._settings(), "state": self.state_dict()}, path)
 
     @classmethod
     def load(cls, *paths: str | Path, body: Callable[[], nn.Module]) -> "MACH":
