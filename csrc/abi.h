@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#define SKETCHOPTIM_ABI 8
+#define SKETCHOPTIM_ABI 9
 
 enum DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 enum Kind : int32_t { kNone = 0, kExact = 1, kRowWise = 2, kSketch = 3 };
@@ -98,6 +98,32 @@ struct TopClasses {
   int64_t* classes;  // [queries, k]
 };
 
+// The bags of one table: bag b has the ids from offsets[b] to where the next bag begins.
+struct BagTable {
+  const void* weight;      // [rows, dim]
+  const int64_t* ids;      // [count]
+  const int64_t* offsets;  // [bags], ascending; without them each bag has ids_a_bag ids
+  const float* factors;    // [count], or none: each row is multiplied by that of its id
+  int64_t rows;
+  int64_t dim;
+  int64_t column;  // of the output, where the columns of this table begin
+  int64_t count;
+  int64_t first_offset;  // what is subtracted from offsets
+  int64_t ids_a_bag;
+};
+
+// The bags of several tables of one dtype, which is that of the output.
+struct Bags {
+  const BagTable* table;  // [tables]
+  int64_t tables;
+  int64_t bags;
+  int64_t columns;
+  void* output;  // [bags, columns]
+  int32_t dtype;
+  int32_t is_mean;
+  int32_t threads;
+};
+
 int32_t sketchoptim_abi();
 
 // Buckets and signs of ids, [depth, count] each.
@@ -124,6 +150,11 @@ int32_t sketchoptim_inspect(const Step* step);
 
 // Moves the moments and the rows of the parameter.
 void sketchoptim_step(const Step* step);
+
+// Fills the output: sums or means of rows in float32, in the order of ids. Returns 0; or t + 1 where
+// table t has an id outside [0, rows), or -(t + 1) where its offsets do not ascend from its first id
+// to its last: nothing is written then. The result is the same for every number of threads.
+int64_t sketchoptim_pool_bags(const Bags* bags);
 
 // Fills scores and classes. The result is the same for every number of threads.
 void sketchoptim_top_classes(const TopClasses* search);

@@ -10,6 +10,7 @@ import sketchoptim
 PACKAGE = "sketchoptim"
 LAYERS = (
     {
+        "_bag_ids",
         "_files",
         "_hashing",
         "_pages",

@@ -100,6 +100,7 @@ SIGNATURES = {
 
 
 LAYERS = {
+    "EmbeddingBags": "tables, mode='sum', *, features=None, device=None, dtype=None",
     "FileEmbedding": "path, rows, dim, dtype=torch.float32, *, padding_idx=None, init_bound=0.05, "
     "seed=0, reserve=False, copied=False",
     "LSHSoftmax": "dim, classes, *, bits=None, tables=16, budget=256, negatives=16, "

@@ -1,6 +1,7 @@
 """Layers for huge outputs, whose tables get sparse gradients."""
 
 from ._aggregation import Aggregation
+from ._embedding_bags import EmbeddingBags
 from ._feature_hashing import BagEncoder, Bags, FeatureHashing
 from ._file_embedding import FileEmbedding
 from ._lsh_softmax import LSHSoftmax
@@ -14,6 +15,7 @@ __all__ = [
     "Aggregation",
     "BagEncoder",
     "Bags",
+    "EmbeddingBags",
     "FeatureHashing",
     "FileEmbedding",
     "LSHSoftmax",

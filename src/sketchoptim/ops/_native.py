@@ -10,7 +10,7 @@ import torch
 
 from .._warning import warn
 
-_ABI = 8
+_ABI = 9
 # From torch's name of what the machine can do to our name of what a library was built for.
 _LEVELS = {"AVX512": "v4", "AVX2": "v3"}
 
@@ -95,6 +95,34 @@ class TopClasses(ctypes.Structure):
     ]
 
 
+class BagTable(ctypes.Structure):
+    _fields_ = [
+        ("weight", c_void_p),
+        ("ids", c_void_p),
+        ("offsets", c_void_p),
+        ("factors", c_void_p),
+        ("rows", c_int64),
+        ("dim", c_int64),
+        ("column", c_int64),
+        ("count", c_int64),
+        ("first_offset", c_int64),
+        ("ids_a_bag", c_int64),
+    ]
+
+
+class Bags(ctypes.Structure):
+    _fields_ = [
+        ("table", POINTER(BagTable)),
+        ("tables", c_int64),
+        ("bags", c_int64),
+        ("columns", c_int64),
+        ("output", c_void_p),
+        ("dtype", c_int32),
+        ("is_mean", c_int32),
+        ("threads", c_int32),
+    ]
+
+
 def level() -> str:
     """The SIMD level of this machine: "v4", "v3" or "base"."""
     return _LEVELS.get(torch.backends.cpu.get_cpu_capability(), "base")
@@ -126,6 +154,8 @@ def load(name: str) -> ctypes.CDLL:
     library.sketchoptim_inspect.restype = c_int32
     library.sketchoptim_noise.argtypes = [c_uint32, pointer, c_int64, c_int64, pointer]
     library.sketchoptim_noise.restype = None
+    library.sketchoptim_pool_bags.argtypes = [POINTER(Bags)]
+    library.sketchoptim_pool_bags.restype = c_int64
     library.sketchoptim_step.argtypes = [POINTER(Step)]
     library.sketchoptim_step.restype = None
     library.sketchoptim_top_classes.argtypes = [POINTER(TopClasses)]
