@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from typer.core import TyperGroup
 
-from sketchoptim.diagnostics._text_table import readable_bytes
+from sketchoptim._formatting import readable_bytes
 
 from .errors import StoppedError, user_message
 from .recipes import Recipe, Size, load_recipe, recipe_names

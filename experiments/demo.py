@@ -16,7 +16,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from sketchoptim.diagnostics._text_table import readable_bytes
+from sketchoptim._formatting import readable_bytes
 
 from .drawing import plain_numbers
 from .locks import locked

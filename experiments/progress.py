@@ -13,7 +13,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from sketchoptim.diagnostics._text_table import readable_bytes
+from sketchoptim._formatting import readable_bytes
 
 from .training import Training
 

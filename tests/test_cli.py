@@ -48,7 +48,7 @@ def test_plan_prints_and_writes_what_the_library_plans(shapes, tmp_path):
     assert result.exit_code == 0, result.output
     expected = so.plan(shapes, "250KB", zipf=0.9, ids_per_step=1000)
     assert result.stdout == f"{expected}\n"
-    assert so.Plan.from_json(written) == expected
+    assert so.planning.Plan.from_json(written) == expected
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_the_largest_tables_are_planned_to_the_byte(name, budget, exact, tmp_pat
     arguments = [str(shapes), "--budget", budget, "--json", str(written)]
     result = CliRunner().invoke(build_app(), ["plan", *arguments])
     assert result.exit_code == 0, result.output
-    plan = so.Plan.from_json(written)
+    plan = so.planning.Plan.from_json(written)
     assert plan.exact_bytes == exact
     assert 0.9 * plan.budget_bytes < plan.state_bytes <= plan.budget_bytes
     for name, memory in plan.memory.items():
@@ -141,6 +141,6 @@ def test_a_mistake_of_ours_keeps_its_traceback(monkeypatch):
     def broken():
         raise TypeError("a mistake")
 
-    monkeypatch.setattr("sketchoptim.diagnostics._doctor.findings", broken)
+    monkeypatch.setattr("sketchoptim.diagnostics.findings", broken)
     result = CliRunner().invoke(build_app(), ["doctor"])
     assert isinstance(result.exception, TypeError)

@@ -1,6 +1,7 @@
 """Imports inside the package go one way: each layer sees only itself and the layers before it."""
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ LAYERS = (
     {
         "_bag_ids",
         "_files",
+        "_formatting",
         "_hashing",
         "_pages",
         "_parsing",
@@ -29,6 +31,7 @@ LAYERS = (
     {"ops"},
     {"optim"},
     {"nn", "diagnostics", "torchrec"},
+    {"planning"},
     {"_param_groups"},
     {"_cli", "__main__"},
 )
@@ -36,6 +39,22 @@ RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 # The public names come from every layer that a user programs with, so only layers after those may
 # say `import sketchoptim`.
 PUBLIC_RANK = RANK["_cli"]
+ROOT = Path(sketchoptim.__file__).parent
+ROOMS = {path.name for path in ROOT.iterdir() if (path / "__init__.py").exists()}
+# Every import of a private module of another room.
+PRIVATE_IMPORTS = {
+    "sketchoptim._param_groups -> optim._advice",
+    "sketchoptim._param_groups -> optim._names",
+    "sketchoptim.diagnostics._diagnose -> optim._binding",
+    "sketchoptim.diagnostics._diagnose -> optim._names",
+    "sketchoptim.diagnostics._doctor -> ops._native",
+    "sketchoptim.diagnostics._inspection -> optim._state",
+    "sketchoptim.diagnostics._memory_report -> optim._names",
+    "sketchoptim.diagnostics._memory_report -> optim._sharding",
+    "sketchoptim.diagnostics._memory_report -> optim._state",
+    "sketchoptim.nn._top_classes -> ops._native",
+    "sketchoptim.planning._shapes -> optim._names",
+}
 
 
 def imported_modules(source: str, module: str, *, is_package: bool = False) -> set[str]:
@@ -70,16 +89,35 @@ def violations(source: str, module: str, *, is_package: bool = False) -> list[st
     return found
 
 
-def test_imports_follow_the_layers():
-    root = Path(sketchoptim.__file__).parent
-    found = []
-    for path in sorted(root.rglob("*.py")):
-        parts = path.relative_to(root).with_suffix("").parts
+def private_imports(source: str, module: str, *, is_package: bool = False) -> set[str]:
+    """The private modules of other rooms (packages of the library) that `source` imports."""
+    found = set()
+    for name in imported_modules(source, module, is_package=is_package):
+        package, room, *inner = *name.split("."), ""
+        is_other_room = package == PACKAGE and room in ROOMS and room != module.split(".")[1]
+        if is_other_room and inner[0].startswith("_"):
+            found.add(f"{module} -> {room}.{inner[0]}")
+    return found
+
+
+def modules() -> Iterator[tuple[str, str, bool]]:
+    """The text of each module of the package, its name, and whether it is a package."""
+    for path in sorted(ROOT.rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
         is_package = parts[-1] == "__init__"
         module = ".".join([PACKAGE, *parts[: len(parts) - is_package]])
         if module != PACKAGE:
-            found += violations(path.read_text(encoding="utf-8"), module, is_package=is_package)
-    assert found == []
+            yield path.read_text(encoding="utf-8"), module, is_package
+
+
+def test_imports_follow_the_layers():
+    found = {name: violations(text, name, is_package=package) for text, name, package in modules()}
+    assert {name: lines for name, lines in found.items() if lines} == {}
+
+
+def test_private_modules_are_imported_in_their_own_room():
+    found = [private_imports(text, name, is_package=package) for text, name, package in modules()]
+    assert set().union(*found) == PRIVATE_IMPORTS
 
 
 @pytest.mark.parametrize(
@@ -109,7 +147,7 @@ def test_an_import_of_a_later_layer_is_caught(source):
         ("sketchoptim.optim", True, "from .adam import Adam"),
         ("sketchoptim.optim", True, "from ..moments import Exact"),
         ("sketchoptim._sketch", False, "from ._hashing import buckets"),
-        ("sketchoptim.nn._mach", False, "import torch, sketchoptim.diagnostics._planner"),
+        ("sketchoptim.nn._mach", False, "import torch, sketchoptim.diagnostics._watch"),
         ("sketchoptim._cli", False, "import sketchoptim as so"),
     ],
 )
@@ -118,8 +156,7 @@ def test_an_import_of_the_same_or_an_earlier_layer_is_allowed(module, is_package
 
 
 def test_every_layer_exists():
-    root = Path(sketchoptim.__file__).parent
-    found = {path.stem for path in root.iterdir() if path.suffix == ".py" or path.is_dir()}
+    found = {path.stem for path in ROOT.iterdir() if path.suffix == ".py" or path.is_dir()}
     assert set(RANK) - found == set()
 
 

@@ -11,7 +11,7 @@ from matplotlib import colormaps, rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from sketchoptim.diagnostics._text_table import readable_bytes
+from sketchoptim._formatting import readable_bytes
 
 from ..drawing import plain_numbers
 from ..reproduction import Findings, Reproduction

@@ -22,9 +22,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import sketchoptim as so
-from sketchoptim.diagnostics._ranks import RankBytes, rank_bytes, rows_of_rank
-from sketchoptim.diagnostics._text_table import readable_bytes
+from sketchoptim._formatting import readable_bytes
 from sketchoptim.moments import Name, Table
+from sketchoptim.planning._ranks import RankBytes, rank_bytes, rows_of_rank
 from sketchoptim.storage import PRESETS, Storage
 
 from ..errors import run_study

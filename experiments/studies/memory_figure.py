@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from torch import nn
 
 import sketchoptim as so
-from sketchoptim.diagnostics._text_table import readable_bytes
+from sketchoptim._formatting import readable_bytes
 from sketchoptim.nn import SampledSoftmax
 
 from ..errors import run_study

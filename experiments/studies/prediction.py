@@ -123,7 +123,7 @@ def measure(
 
 def make_plan(
     model: LanguageModel, corpus: Corpus, granularity: Any, ratio: float, steps: int
-) -> so.Plan:
+) -> so.planning.Plan:
     """The plan, from the frequencies of words and of the sampler's negatives."""
     tables = model.named_tables()
     numbers = {n: t.shape[0] if granularity == "row" else t.numel() for n, t in tables.items()}

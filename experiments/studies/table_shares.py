@@ -17,7 +17,7 @@ from torch import nn
 
 import sketchoptim as so
 from sketchoptim import moments
-from sketchoptim.diagnostics._text_table import readable_bytes
+from sketchoptim._formatting import readable_bytes
 from sketchoptim.moments import Table
 
 from ..errors import run_study

@@ -7,13 +7,14 @@
 
 from importlib.metadata import version
 
-from . import nn, theory
+from . import nn
 from ._files import save_checkpoint
-from ._param_groups import ParamGroups, find_tables, param_groups
+from ._param_groups import find_tables, param_groups
 from ._sketch import CountMinSketch, CountSketch
 from ._sparse_norm import enable_sparse_clipping
-from .diagnostics import Diagnosis, MemoryReport, Plan, diagnose, memory_report, plan
+from .diagnostics import diagnose, memory_report
 from .optim import SGD, Adagrad, Adam, AdamW, RMSprop, clip_grad_norm_, from_torch, to_torch
+from .planning import plan
 from .storage import Exact, Memory, Quantized, RankOne, RowWise, Sketched, TopSingular
 
 __version__ = version("sketchoptim")
@@ -25,12 +26,8 @@ __all__ = [
     "AdamW",
     "CountMinSketch",
     "CountSketch",
-    "Diagnosis",
     "Exact",
     "Memory",
-    "MemoryReport",
-    "ParamGroups",
-    "Plan",
     "Quantized",
     "RMSprop",
     "RankOne",
@@ -47,6 +44,5 @@ __all__ = [
     "param_groups",
     "plan",
     "save_checkpoint",
-    "theory",
     "to_torch",
 ]

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from . import __version__
-from .diagnostics._ladder import Finest
-from .diagnostics._planner import OptimizerName
+from .planning import Finest, OptimizerName
 from .storage import Granularity
 
 if TYPE_CHECKING:
@@ -33,9 +32,8 @@ def build_app() -> "typer.Typer":
     from rich.console import Console
     from typer.core import TyperGroup
 
-    from .diagnostics import plan as make_plan
-    from .diagnostics._doctor import findings
-    from .diagnostics._inspection import inspect_checkpoint
+    from .diagnostics import findings, inspect_checkpoint
+    from .planning import plan as make_plan
 
     class Commands(TyperGroup):
         """The commands; errors that the user can fix end them with one line and status 2."""
@@ -102,7 +100,8 @@ def build_app() -> "typer.Typer":
             int, typer.Option(min=1, help="Processes that divide the rows; bytes are of one.")
         ] = 1,
         json: Annotated[
-            Path | None, typer.Option(dir_okay=False, help="File for the plan: so.Plan.from_json.")
+            Path | None,
+            typer.Option(dir_okay=False, help="File for the plan, to be read by Plan.from_json."),
         ] = None,
     ) -> None:
         """Say which storage of each table fits a budget, with its bytes and its error."""

@@ -6,12 +6,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from . import moments
+from ._formatting import readable_bytes
 from ._validation import check_positive_int
-from .diagnostics._shapes import trained_parameters
-from .diagnostics._text_table import readable_bytes
 from .moments import Name, Table
 from .optim._advice import MIN_TABLE_ROWS
 from .optim._names import NAME_ATTRIBUTE
+from .planning import trained_parameters
 from .storage import PRESETS, Memory
 
 _ADAM: tuple[Name, ...] = ("first", "second")

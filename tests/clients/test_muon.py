@@ -26,7 +26,7 @@ class LanguageModel(nn.Module):
         return nn.functional.cross_entropy(self.head(hidden).flatten(0, 1), words.flatten())
 
 
-def split(model: nn.Module) -> tuple[list[tuple[str, Tensor]], so.ParamGroups]:
+def split(model: nn.Module) -> tuple[list[tuple[str, Tensor]], list[dict[str, Any]]]:
     """The hidden matrices, and the groups of all other parameters."""
     groups = so.param_groups(model, tables=["head.weight"], no_decay=["bias", "norm"])
     embeddings = so.find_tables(model, min_rows=1, tables=["head.weight"])

@@ -27,7 +27,7 @@ def plan_text() -> str:
 
 def refuse_plan(plain: Any, message: str) -> None:
     with pytest.raises(ValueError, match=r"a plan is what Plan.to_json\(\) writes") as raised:
-        so.Plan.from_json(json.dumps(plain))
+        so.planning.Plan.from_json(json.dumps(plain))
     assert message in str(raised.value)
 
 
@@ -96,12 +96,12 @@ def test_a_value_of_a_planned_parameter_of_another_type_is_named(key, value, mes
 
 def test_text_that_is_no_json_is_refused():
     with pytest.raises(ValueError, match=r"plan must be JSON, .* a plan is what Plan.to_json"):
-        so.Plan.from_json(plan_text()[:-20])
+        so.planning.Plan.from_json(plan_text()[:-20])
 
 
 def test_what_is_neither_text_nor_a_path_is_refused():
     with pytest.raises(TypeError, match="text must be JSON text or a path, got dict"):
-        so.Plan.from_json(json.loads(plan_text()))
+        so.planning.Plan.from_json(json.loads(plan_text()))
 
 
 # -- checkpoints -----------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from sketchoptim.optim import OPTIMIZERS
 BOOK_KEEPING = ("step", "shape", "is_compressed", "skipped")
 
 
-def report_of(plan: Plan, **options: object) -> tuple[Run, so.MemoryReport]:
+def report_of(plan: Plan, **options: object) -> tuple[Run, so.diagnostics.MemoryReport]:
     run = Run.start(plan, **options).train(batches(3))
     return run, so.memory_report(run.optimizer)
 

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -33,7 +34,7 @@ class Pairs(nn.Module):
         return (self.linear(both).squeeze(1) - ids % 2).square().mean()
 
 
-def build() -> tuple[Pairs, so.ParamGroups]:
+def build() -> tuple[Pairs, list[dict[str, Any]]]:
     torch.manual_seed(0)
     model = Pairs()
     return model, so.param_groups(model, min_rows=ROWS)

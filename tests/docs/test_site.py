@@ -13,14 +13,15 @@ yaml = pytest.importorskip("yaml", reason="mkdocs.yml is read with PyYAML")
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-MODULES = {"nn", "theory"}  # public names that are modules
+MODULES = {"nn"}  # public names that are modules
 # What mkdocstrings renders: "::: sketchoptim.optim.Adam".
 RENDERED = re.findall(
     r"^::: ([\w.]+)$",
     "".join(path.read_text("utf-8") for path in sorted((DOCS / "api").glob("*.md"))),
     re.MULTILINE,
 )
-PUBLIC = {*so.__all__, *so.optim.__all__, *so.diagnostics.__all__, *so.nn.__all__} - MODULES
+ROOMS = (so, so.optim, so.diagnostics, so.planning, so.nn)
+PUBLIC = {name for room in ROOMS for name in room.__all__} - MODULES
 
 
 def named_pages(entry) -> list[str]:

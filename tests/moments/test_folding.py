@@ -9,8 +9,7 @@ from tiny_runs import bits, differences
 from torch import nn
 
 import sketchoptim as so
-from sketchoptim.moments import Average
-from sketchoptim.moments._sketch_error import estimate_error
+from sketchoptim.moments import Average, estimate_error
 from sketchoptim.moments._sketched import _FOLD_CHECK_STEPS as CHECKED
 
 ROWS, DIM = 2_000, 4

@@ -8,8 +8,7 @@ from moment_runs import moved, opened
 
 import sketchoptim as so
 from sketchoptim import _hashing
-from sketchoptim.moments import Average
-from sketchoptim.moments._sketch_error import SketchError, estimate_error
+from sketchoptim.moments import Average, SketchError, estimate_error
 
 ROWS, DIM, TOUCHED, STEPS = 10_000, 8, 300, 120
 FIRST, SECOND = Average(0.9, 1 - 0.9), Average(0.999, 1 - 0.999)

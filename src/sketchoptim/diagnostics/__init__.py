@@ -1,23 +1,22 @@
-"""Plans, memory reports, and diagnoses of an optimizer's state."""
+"""Memory reports, and diagnoses of an optimizer's state."""
 
-from ..moments._sketch_error import SketchError, estimate_error
+from ..moments import SketchError, estimate_error
 from ._diagnose import Diagnosis, diagnose
-from ._memory_report import MemoryReport, memory_report
-from ._plan import Plan
-from ._planner import plan
+from ._doctor import findings as findings  # for the command line
+from ._inspection import inspect_checkpoint as inspect_checkpoint
+from ._memory_report import MemoryReport, ParameterMemory, memory_report
 from ._power_law import PowerLaw, power_law
 from ._watch import watch
 
 __all__ = [
     "Diagnosis",
     "MemoryReport",
-    "Plan",
+    "ParameterMemory",
     "PowerLaw",
     "SketchError",
     "diagnose",
     "estimate_error",
     "memory_report",
-    "plan",
     "power_law",
     "watch",
 ]

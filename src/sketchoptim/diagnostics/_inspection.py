@@ -10,12 +10,11 @@ from typing import Any
 import torch
 
 from .. import moments
+from .._formatting import text_table
 from .._validation import check_count, check_flag, check_keys, check_tensor
-from ..moments import Moment, Name, Table
-from ..moments._sketch_error import SketchError, estimate_error, occupied_share
+from ..moments import Moment, Name, SketchError, Table, estimate_error, occupied_share
 from ..optim._state import parts_of
 from ..storage import PRESETS, Memory
-from ._text_table import text_table
 
 # What the unpickler raises on a file that is no checkpoint depends on the file's bytes.
 _UNREADABLE = (

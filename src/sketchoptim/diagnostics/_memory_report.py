@@ -3,14 +3,14 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from .. import moments
+from .._formatting import text_table
 from ..moments import Table
 from ..optim._names import named_parameters
 from ..optim._sharding import local
 from ..optim._state import parts_of
 from ..optim.base import Optimizer
 from ..storage import PRESETS
-from ._ranks import rank_bytes
-from ._text_table import text_table
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,11 @@ def _parameters(optimizer: Optimizer) -> Iterator[ParameterMemory]:
         if state or parameter.requires_grad:
             table = Table(held.shape, held.dtype, held.device)
             exact = optimizer.storages(group, PRESETS["exact"])
-            exact_bytes = sum(rank_bytes(exact[moment], moment, table).state for moment in exact)
+            exact_bytes = sum(
+                part.nbytes(table.dtype)
+                for moment, storage in exact.items()
+                for part in moments.declare(storage, moment, table)
+            )
         yield ParameterMemory(
             name=name,
             shape=tuple(parameter.shape),

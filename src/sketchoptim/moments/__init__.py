@@ -28,6 +28,7 @@ from ._moment import (
     Table,
     drive_,
 )
+from ._sketch_error import SketchError, estimate_error, occupied_share
 from ._sketched import load_limit
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "Name",
     "Part",
     "Parts",
+    "SketchError",
     "SketchView",
     "Table",
     "copy_saved",
@@ -49,7 +51,9 @@ __all__ = [
     "declare",
     "drive_",
     "empty",
+    "estimate_error",
     "load_limit",
+    "occupied_share",
     "open_moment",
     "state_damage",
     "state_mismatch",

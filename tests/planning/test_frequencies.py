@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sketchoptim.diagnostics._frequencies import RowFrequencies
+from sketchoptim.planning._frequencies import RowFrequencies
 
 
 def total(frequencies: RowFrequencies) -> float:

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from experiments.full_softmax import FullSoftmax
-from sketchoptim.diagnostics._frequencies import RowFrequencies
-from sketchoptim.diagnostics._shapes import parameter_shapes
 from sketchoptim.nn import SampledSoftmax
 from sketchoptim.nn._feature_hashing import BagEncoder
+from sketchoptim.planning._frequencies import RowFrequencies
+from sketchoptim.planning._shapes import parameter_shapes
 
 TOML = """
 [[tables]]

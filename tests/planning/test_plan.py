@@ -67,11 +67,11 @@ def test_a_model_with_other_shapes_is_refused(plan):
 
 
 def test_json_and_back_is_the_same_plan(plan, tmp_path):
-    assert so.Plan.from_json(plan.to_json()) == plan
+    assert so.planning.Plan.from_json(plan.to_json()) == plan
     path = tmp_path / "plan.json"
     path.write_text(plan.to_json(), encoding="utf-8")
-    assert so.Plan.from_json(path) == plan
-    assert so.Plan.from_json(str(path)) == plan
+    assert so.planning.Plan.from_json(path) == plan
+    assert so.planning.Plan.from_json(str(path)) == plan
 
 
 def test_a_plan_cannot_be_changed(plan):

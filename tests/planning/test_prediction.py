@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import sketchoptim as so
-from sketchoptim.diagnostics._frequencies import RowFrequencies
-from sketchoptim.diagnostics._prediction import Workload, occurrence_energy, predicted_error
+from sketchoptim.planning._frequencies import RowFrequencies
+from sketchoptim.planning._prediction import Workload, occurrence_energy, predicted_error
 
 ROWS, DIM, IDS, DECAY, STEPS = 3000, 64, 200, 0.99, 250
 

@@ -11,8 +11,8 @@ from torch import nn
 
 import sketchoptim as so
 from sketchoptim import optim
-from sketchoptim.diagnostics._planner import budget_bytes
-from sketchoptim.diagnostics._prediction import PredictedError
+from sketchoptim.planning._planner import budget_bytes
+from sketchoptim.planning._prediction import PredictedError
 
 LM1B = [("embedding", (793_471, 256)), ("softmax", (793_471, 256))]
 # Options without which an optimizer does not have the moments that it is planned with.

@@ -108,7 +108,7 @@ def predicted_error(
     of milliseconds for a table of any size. It is within a factor of 2 of the error measured in
     training on WikiText-2 (`experiments/studies/prediction.py`), and of that of sketches on the
     gradients it assumes
-    (`tests/diagnostics/test_prediction.py::test_a_prediction_is_within_a_factor_of_2_of_a_run`).
+    (`tests/planning/test_prediction.py::test_a_prediction_is_within_a_factor_of_2_of_a_run`).
 
     Args:
         storage: Where the second moment lives; ``decay="linear"``.

@@ -9,12 +9,12 @@ from typing import Any
 
 from torch import nn
 
+from .._formatting import text_table
 from .._parsing import check_table, parse_table
+from ..diagnostics import MemoryReport, ParameterMemory
 from ..storage import Memory
-from ._memory_report import MemoryReport, ParameterMemory
 from ._prediction import PredictedError
 from ._shapes import trained_parameters
-from ._text_table import text_table
 
 _REMEDY = "a plan is what Plan.to_json() writes"
 _LEGEND = """\
@@ -68,7 +68,7 @@ class Plan(MemoryReport):
 
     ``plan.memory["embedding.weight"]`` is the `Memory` of one table; ``plan.param_groups(model)``
     are groups for the optimizer. Its bytes are those that `memory_report` will measure
-    (`tests/diagnostics/test_planner.py::test_predicted_bytes_are_those_that_training_measures`).
+    (`tests/planning/test_planner.py::test_predicted_bytes_are_those_that_training_measures`).
     """
 
     parameters: tuple[PlannedParameter, ...]
