@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 from .. import _pages
 from .._bag_ids import BagIds
 from .._validation import check_choice, check_positive_int, check_tensor
-from ..ops._bags import Mode, pool_bags
+from ..ops import Mode, pool_bags
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _POOLING: dict[str, Mode] = {"SUM": "sum", "MEAN": "mean"}  # TorchRec's names

@@ -1,5 +1,6 @@
 """Backends: each takes prepared steps of single parameters and runs them."""
 
+from ._bags import Mode, pool_bags
 from ._dispatch import CountingKernels, Kernels, PreparedStep, find_kernels, reference_only
 from ._rule import AnyRule, FusedRule, Rule
 from ._schedule import Schedule
@@ -11,11 +12,13 @@ __all__ = [
     "CountingKernels",
     "FusedRule",
     "Kernels",
+    "Mode",
     "PreparedStep",
     "Reference",
     "ReferenceStep",
     "Rule",
     "Schedule",
     "find_kernels",
+    "pool_bags",
     "reference_only",
 ]
