@@ -27,6 +27,7 @@ LAYERS = (
     {"_sketch_base", "_sparse_norm"},
     {"_sketch"},
     {"storage"},
+    {"deferred"},
     {"moments"},
     {"ops"},
     {"optim"},

@@ -12,6 +12,7 @@ from ._files import save_checkpoint
 from ._param_groups import find_tables, param_groups
 from ._sketch import CountMinSketch, CountSketch
 from ._sparse_norm import enable_sparse_clipping
+from .deferred import DeferredGradient
 from .diagnostics import diagnose, memory_report
 from .optim import SGD, Adagrad, Adam, AdamW, RMSprop, clip_grad_norm_, from_torch, to_torch
 from .planning import plan
@@ -26,6 +27,7 @@ __all__ = [
     "AdamW",
     "CountMinSketch",
     "CountSketch",
+    "DeferredGradient",
     "Exact",
     "Memory",
     "Quantized",

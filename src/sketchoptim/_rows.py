@@ -46,7 +46,7 @@ class Rows:
 
     def chunks(self) -> Iterator[Chunk]:
         """The rows in ascending order, at most `CHUNK_ELEMENTS` elements at a time on a CPU."""
-        size = _rows_in_a_chunk(self.dim, self.values.device)
+        size = rows_in_a_chunk(self.dim, self.values.device)
         dtype = arithmetic_dtype(self.values.dtype)
         for start in range(0, len(self), size):
             stop = min(start + size, len(self))
@@ -64,13 +64,13 @@ def row_chunks(parameter: Tensor, *, dim: int | None = None) -> Iterator[tuple[A
     if not parameter.dim():
         yield ..., torch.zeros(1, dtype=torch.int64, device=parameter.device)
         return
-    size = _rows_in_a_chunk(parameter.shape[1:].numel() if dim is None else dim, parameter.device)
+    size = rows_in_a_chunk(parameter.shape[1:].numel() if dim is None else dim, parameter.device)
     for start in range(0, parameter.shape[0], size):
         stop = min(start + size, parameter.shape[0])
         yield slice(start, stop), torch.arange(start, stop, device=parameter.device)
 
 
-def _rows_in_a_chunk(dim: int, device: torch.device) -> int:
+def rows_in_a_chunk(dim: int, device: torch.device) -> int:
     elements = CHUNK_ELEMENTS if device.type == "cpu" else DEVICE_CHUNK_ELEMENTS
     return max(1, elements // max(1, dim))
 
@@ -102,7 +102,7 @@ def unique_sums(ids: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     dtype = arithmetic_dtype(values.dtype)
     sums = values.new_zeros((unique.numel(), *values.shape[1:]), dtype=dtype)
     # In slices, because half-precision values are widened on the way.
-    size = _rows_in_a_chunk(math.prod(values.shape[1:]), values.device)
+    size = rows_in_a_chunk(math.prod(values.shape[1:]), values.device)
     for start in range(0, values.shape[0], size):
         part = slice(start, start + size)
         add_rows_(sums, position[part], values[part].to(dtype))

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,7 +23,9 @@ __all__ = [
     "has_scheduler",
     "hooked_when_needed",
     "mark_as_stepped_",
+    "plain_torch_function",
     "was_stepped",
+    "wrapper_tensor",
 ]
 
 
@@ -59,6 +61,23 @@ def hooked_when_needed(step: Callable[..., Any]) -> Callable[..., Any]:
         )
         return (recorded if is_watched else step)(self, *args, **kwargs)
 
+    return wrapper
+
+
+# -- tensors that hold something else than numbers ------------------------------------------------
+# Without these names: the functions of torch.utils._python_dispatch, or a mode of its own.
+
+# A tensor subclass whose results are not converted to that subclass.
+plain_torch_function = torch._C._disabled_torch_function_impl
+
+_TensorKind = TypeVar("_TensorKind", bound=Tensor)
+
+
+def wrapper_tensor(kind: type[_TensorKind], like: Tensor, device: torch.device) -> _TensorKind:
+    """A tensor of a subclass, without storage, with the shape, strides and dtype of another."""
+    wrapper: _TensorKind = Tensor._make_wrapper_subclass(
+        kind, like.shape, strides=like.stride(), dtype=like.dtype, device=device
+    )
     return wrapper
 
 

@@ -1,0 +1,568 @@
+"""A gradient that is not written down: a tensor whose rows are computed when they are read."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from .._rows import Chunk, arithmetic_dtype, rows_in_a_chunk
+from .._torch_private import entries, plain_torch_function, wrapper_tensor
+from .._warning import warn
+from ._lookups import Lookups
+from ._parts import Part, PlainRows, Reader, Scale
+
+
+class Term(NamedTuple):
+    """A part with a factor of its own."""
+
+    part: Part
+    scale: Scale = 1.0
+
+
+class _Content:
+    """What a gradient is: ``scale`` times the sum of its terms. A detached gradient shares it."""
+
+    __slots__ = ("is_sparse", "scale", "terms")
+
+    def __init__(self, terms: tuple[Term, ...], scale: Scale, *, is_sparse: bool) -> None:
+        self.terms, self.scale, self.is_sparse = terms, scale, is_sparse
+
+    @property
+    def plain(self) -> PlainRows | None:
+        """The rows, if all of them exist already; the scale is then 1."""
+        part = self.terms[0].part if len(self.terms) == 1 else None
+        return part if isinstance(part, PlainRows) else None
+
+    def copied(self) -> "_Content":
+        """A content that changes independently: parts are shared, but rows that exist are not."""
+        if self.plain is None:
+            return _Content(self.terms, self.scale, is_sparse=self.is_sparse)
+        return _Content((Term(self.plain.copied()),), 1.0, is_sparse=self.is_sparse)
+
+    def scale_(self, factor: Scale) -> None:
+        """Multiplies by a factor: when rows are read, unless they exist."""
+        if self.plain is None:
+            self.scale = self.scale * factor
+        else:
+            self.plain.scale_(factor)
+
+    def scaled_terms(self, factor: float) -> tuple[Term, ...]:
+        """The terms, each with the common scale and a factor in its own."""
+        return tuple(Term(part, scale * self.scale * factor) for part, scale in self.terms)
+
+
+class DeferredGradient(Tensor):
+    """A gradient that stays what it is made of, until it is read block by block.
+
+    It takes the place of a plain tensor in `parameter.grad`, with the parameter's shape, dtype and
+    device but without storage. It is a sum of parts, such as the hidden states and targets of a
+    softmax head, or the ids and output gradients of lookups. Adding gradients concatenates their
+    parts, and multiplication by a number is deferred, so accumulation, tied weights, clipping and
+    gradient scaling compute no row. The optimizers of this package read it in blocks of rows.
+
+    Every other operation reads the plain gradient, which is then computed once, with one warning
+    that names the operation and the bytes. In-place operations other than scaling, adding and
+    zeroing raise. The tensors behind the parts, and a weight from which rows are computed, must not
+    be modified in place before the gradient is used; reading it raises otherwise. A gradient whose
+    parts would take more memory than the plain one becomes the plain one.
+
+    >>> weight = torch.nn.Parameter(torch.zeros(1000, 2))
+    >>> lookups = Lookups(weight, torch.tensor([3, 5, 3]), torch.ones(3, 2), is_sparse=False)
+    >>> weight.grad = DeferredGradient(weight, [lookups])
+    >>> weight.grad.rows(3, 6)
+    tensor([[2., 2.],
+            [0., 0.],
+            [1., 1.]])
+    """
+
+    _content: _Content
+
+    @staticmethod
+    def __new__(cls, weight: Tensor, parts: Sequence[Part]) -> "DeferredGradient":
+        """The sum of parts, each of which is a gradient of `weight`."""
+        is_sparse = all(part.is_sparse for part in parts)
+        terms = tuple(Term(part) for part in parts)
+        gradient = _wrapped(weight, _Content(terms, 1.0, is_sparse=is_sparse))
+        gradient._collapse_if_larger_()
+        return gradient
+
+    # -- what a reader that knows it uses ------------------------------------------------------
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        """The parts with their own factors; the gradient is `scale` times their sum."""
+        return self._content.terms
+
+    @property
+    def scale(self) -> Scale:
+        """The factor of the sum of all terms."""
+        return self._content.scale
+
+    @property
+    def is_row_sparse(self) -> bool:
+        """Whether the plain gradient would be sparse, so that a step moves touched rows alone."""
+        plain = self._content.plain
+        return self._content.is_sparse and (plain is None or plain.touched is not None)
+
+    @property
+    def touched(self) -> Tensor | None:
+        """The ids of the rows that a step moves, ascending and distinct; None for all rows."""
+        if not self.is_row_sparse:
+            return None
+        found = [part.touched for part, _ in self.terms]
+        if len(found) == 1:
+            return found[0]
+        ids = [touched for touched in found if touched is not None]
+        return torch.cat(ids).unique() if ids else torch.empty(0, dtype=torch.int64)
+
+    @property
+    def exists(self) -> bool:
+        """Whether all rows are written down already."""
+        return self._content.plain is not None
+
+    @property
+    def plain(self) -> Tensor | None:
+        """The plain gradient, if it exists already and is dense."""
+        part = self._content.plain
+        return None if part is None or self.is_row_sparse else part.values
+
+    @property
+    def nbytes(self) -> int:  # type: ignore[override]
+        """The bytes of the tensors that it keeps alive, which the plain gradient would not."""
+        return sum(part.nbytes for part, _ in self.terms)
+
+    def check_current(self) -> None:
+        """Raises if the weight or a tensor behind a part was modified since the backward pass."""
+        for part, _ in self.terms:
+            part.check_current()
+
+    def rows(self, begin: int, end: int) -> Tensor:
+        """The rows ``begin <= i < end`` as a plain tensor."""
+        if not 0 <= begin <= end <= self.shape[0]:
+            raise ValueError(
+                f"rows must be within 0 and {self.shape[0]}, got begin={begin}, end={end}"
+            )
+        self.check_current()
+        block = _Pass(self).block(slice(begin, end), end - begin)
+        return block.to(self.dtype).view(end - begin, *self.shape[1:])
+
+    def to_dense(self, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+        """The plain gradient, as a new dense tensor."""
+        dense = torch.zeros(self.shape, dtype=dtype or self.dtype, device=self.device)
+        for chunk in self.chunks():
+            dense[chunk.at] = chunk.gradient.view(-1, *self.shape[1:]).to(dense.dtype)
+        return dense
+
+    @torch.no_grad()
+    def chunks(self, touched: Tensor | None = None) -> Iterator[Chunk]:
+        """The rows that a step moves, block by block in ascending order.
+
+        Numbers are rounded to the gradient's dtype, and handed out in float32 at least. Earlier
+        rows of the weight may be modified between two blocks. A block is overwritten by the next.
+        """
+        self.check_current()
+        reading = _Pass(self)
+        size = reading.block_rows
+        ids = self.touched if touched is None else touched
+        for start in range(0, self.shape[0] if ids is None else ids.numel(), size):
+            if ids is None:
+                stop = min(start + size, self.shape[0])
+                at: slice | Tensor = slice(start, stop)
+                numbers = torch.arange(start, stop, device=self.device)
+            else:
+                at = numbers = ids[start : start + size]
+            yield Chunk(at, numbers, reading.block(at, numbers.numel()))
+
+    @torch.no_grad()
+    def norm_of(self, norm_type: float) -> Tensor:
+        """The norm of all elements, in float32 at least, by one pass that keeps no row."""
+        norms = [
+            torch.linalg.vector_norm(chunk.gradient, norm_type)
+            for chunk in self.chunks()
+            if chunk.gradient.numel()
+        ]
+        if norm_type < 0 and self.is_row_sparse:
+            norms.append(torch.zeros((), device=self.device))  # of the rows that are not touched
+        if not norms:
+            return torch.zeros((), dtype=arithmetic_dtype(self.dtype), device=self.device)
+        # A norm of type 0 counts elements, and counts are added.
+        norm: Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type or 1)
+        return norm
+
+    @torch.no_grad()
+    def is_within(self, limit: float) -> Tensor:
+        """Whether all elements are finite and at most `limit` in magnitude, as a tensor.
+
+        A bound from the parts decides, and a pass over all rows only if the bound is too large.
+        """
+        self.check_current()
+        bound = torch.zeros((), device=self.device)
+        for part, scale in self.terms:
+            bound = bound + part.bound() * _magnitude(scale)
+        is_within = bound * _magnitude(self.scale) <= limit  # false for NaN
+        if self.device.type == "cpu" and not is_within and self.terms:
+            return self.norm_of(float("inf")) <= limit
+        return is_within
+
+    # -- what torch does with it ---------------------------------------------------------------
+
+    __torch_function__ = plain_torch_function  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        handler = _HANDLERS.get(func)
+        if handler is not None:
+            result = handler(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        for gradient in tree_leaves(_written_arguments(func, args, kwargs)):
+            if isinstance(gradient, DeferredGradient) and not gradient.exists:
+                raise NotImplementedError(
+                    f"{func} is not possible in place on a deferred gradient of shape "
+                    f"{list(gradient.shape)}; use parameter.grad = parameter.grad.to_dense() before"
+                )
+
+        def read(gradient: DeferredGradient) -> Tensor:
+            return gradient._materialised_(func)
+
+        found = [it for it in tree_leaves((args, kwargs)) if isinstance(it, DeferredGradient)]
+        result = func(
+            *tree_map_only(DeferredGradient, read, args),
+            **tree_map_only(DeferredGradient, read, kwargs),
+        )
+        # An in-place operation returns the tensor that it was called on.
+        wrappers = {id(read(gradient)): gradient for gradient in found}
+        return tree_map_only(Tensor, lambda it: wrappers.get(id(it), it), result)
+
+    def _materialised_(self, func: Any) -> Tensor:
+        """The plain gradient, for an operation that reads it as a tensor."""
+        plain = self._content.plain
+        if plain is None:
+            plain = self._collapse_()
+            warn(
+                f"{func} reads a deferred gradient of shape {list(self.shape)}, so all of its rows "
+                f"were computed and take {plain.values.nbytes:,} bytes; call "
+                "so.materialize_gradients(model) if every step needs the plain gradient"
+            )
+        return plain.values
+
+    def _collapse_(self) -> PlainRows:
+        """Writes all rows down, in place of the parts."""
+        plain = PlainRows(self, self.to_dense(), self.touched)
+        content = self._content
+        content.terms, content.scale = (Term(plain),), 1.0
+        return plain
+
+    def _collapse_if_larger_(self) -> None:
+        if self._content.plain is None and self.nbytes > self.numel() * self.dtype.itemsize:
+            self._collapse_()
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        parts = ", ".join(type(part).__name__ for part, _ in self.terms)
+        return f"DeferredGradient({list(self.shape)}, {self.dtype}, parts=[{parts}])"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "DeferredGradient":
+        content = self._content
+        terms = tuple(Term(part.__deepcopy__(memo), scale) for part, scale in content.terms)
+        return _wrapped(self, _Content(terms, content.scale, is_sparse=content.is_sparse))
+
+    def __reduce_ex__(self, _: Any) -> tuple[Any, ...]:
+        content = self._content
+        like = torch.empty_strided(self.shape, self.stride(), dtype=self.dtype, device="meta")
+        arguments = (content.terms, content.scale, content.is_sparse)
+        return _restored, (like, str(self.device), *arguments)
+
+
+def _wrapped(
+    like: Tensor, content: _Content, device: torch.device | None = None
+) -> DeferredGradient:
+    """A gradient with a given content, for a parameter like a given tensor."""
+    gradient = wrapper_tensor(DeferredGradient, like, device or like.device)
+    gradient._content = content
+    return gradient
+
+
+def _restored(
+    like: Tensor, device: str, terms: tuple[Term, ...], scale: Scale, is_sparse: bool
+) -> DeferredGradient:
+    """What pickle calls."""
+    return _wrapped(like, _Content(terms, scale, is_sparse=is_sparse), torch.device(device))
+
+
+class _Pass:
+    """One pass over the rows of a gradient."""
+
+    def __init__(self, gradient: DeferredGradient) -> None:
+        self.dtype, self.device, self.scale = gradient.dtype, gradient.device, gradient.scale
+        self.dim = gradient.shape[1:].numel()
+        self.readers: list[tuple[Reader, Scale]] = [
+            (part.reader(), scale) for part, scale in gradient.terms
+        ]
+        asked = [part.block_rows for part, _ in gradient.terms if part.block_rows]
+        self.block_rows = max(asked, default=rows_in_a_chunk(self.dim, self.device))
+        self._block: Tensor | None = None
+
+    def block(self, at: slice | Tensor, count: int) -> Tensor:
+        """The rows ``[count, dim]`` in the dtype of arithmetic, until the next block."""
+        if self._block is None or len(self._block) < count:
+            dtype = arithmetic_dtype(self.dtype)
+            self._block = torch.empty(count, self.dim, dtype=dtype, device=self.device)
+        out = self._block[:count].zero_()
+        for reader, scale in self.readers:
+            if _is_one(scale):
+                reader.add_(out, at)
+            else:
+                rows = torch.zeros_like(out)
+                reader.add_(rows, at)
+                out.add_(rows.mul_(scale))
+        if not _is_one(self.scale):
+            out.mul_(self.scale)
+        if self.dtype != out.dtype:
+            out.copy_(out.to(self.dtype))  # rounded, as the plain gradient is
+        return out
+
+
+def _is_one(scale: Scale) -> bool:
+    return isinstance(scale, float) and scale == 1.0
+
+
+def _magnitude(scale: Scale) -> Scale:
+    return scale.abs() if isinstance(scale, Tensor) else abs(scale)
+
+
+# -- the operations that do not need the rows ------------------------------------------------------
+
+_Handler = Callable[..., Any]
+_HANDLERS: dict[Any, _Handler] = {}
+_aten = torch.ops.aten
+
+
+def _handles(*operations: Any) -> Callable[[_Handler], _Handler]:
+    """Registers a function for operations; it returns NotImplemented for arguments it refuses."""
+
+    def register(handler: _Handler) -> _Handler:
+        _HANDLERS.update(dict.fromkeys(operations, handler))
+        return handler
+
+    return register
+
+
+@_handles(_aten.detach.default, _aten.alias.default)
+def _detach(gradient: DeferredGradient) -> DeferredGradient:
+    return _wrapped(gradient, gradient._content)
+
+
+@_handles(_aten.detach_.default)
+def _detach_(gradient: DeferredGradient) -> DeferredGradient:
+    return gradient
+
+
+@_handles(_aten.clone.default)
+def _clone(gradient: DeferredGradient, memory_format: Any = None) -> DeferredGradient:
+    return _wrapped(gradient, gradient._content.copied())
+
+
+@_handles(_aten.new_empty_strided.default)
+def _new_empty_strided(
+    gradient: DeferredGradient, size: Any, stride: Any, **options: Any
+) -> Tensor:
+    """What autograd copies a gradient into, if it may not keep that gradient itself."""
+    like = torch.empty_strided(size, stride, dtype=gradient.dtype, device="meta")
+    device = options.get("device") or gradient.device
+    dtype = options.get("dtype") or gradient.dtype
+    if (like.shape, like.stride()) == (gradient.shape, gradient.stride()) and (dtype, device) == (
+        gradient.dtype,
+        gradient.device,
+    ):
+        return _wrapped(gradient, _Content((), 1.0, is_sparse=gradient._content.is_sparse))
+    return torch.empty_strided(size, stride, dtype=dtype, device=device)
+
+
+@_handles(_aten.copy_.default)
+def _copy_(gradient: Any, source: Any, non_blocking: bool = False) -> Any:
+    if not (isinstance(gradient, DeferredGradient) and isinstance(source, DeferredGradient)):
+        return NotImplemented
+    own, copied = gradient._content, source._content.copied()
+    own.terms, own.scale, own.is_sparse = copied.terms, copied.scale, copied.is_sparse
+    return gradient
+
+
+@_handles(_aten.zero_.default)
+def _zero_(gradient: DeferredGradient) -> DeferredGradient:
+    gradient._content.terms, gradient._content.scale = (), 1.0
+    return gradient
+
+
+@_handles(_aten.add_.Tensor)
+def _add_(gradient: Any, other: Any, alpha: float = 1) -> Any:
+    if not _can_add(gradient, other):
+        return NotImplemented
+    if not isinstance(gradient, DeferredGradient):
+        _add_rows_(gradient, other, alpha)
+        return gradient
+    if not isinstance(other, DeferredGradient) and other.is_sparse:
+        ids, values = entries(other)
+        other = DeferredGradient(gradient, [Lookups(gradient, ids[0], values)])
+    if isinstance(other, DeferredGradient) and not (gradient.exists or other.exists):
+        _concatenate_(gradient._content, other._content, alpha)
+        gradient._collapse_if_larger_()
+        return gradient
+    touched = None
+    if isinstance(other, DeferredGradient) and gradient.is_row_sparse and other.is_row_sparse:
+        touched = torch.cat([gradient.touched, other.touched]).unique()  # type: ignore[list-item]
+    values = (gradient._content.plain or gradient._collapse_()).values
+    _add_rows_(values, other, alpha)
+    gradient._content.terms = (Term(PlainRows(gradient, values, touched)),)
+    gradient._content.is_sparse = touched is not None
+    return gradient
+
+
+@_handles(_aten.add.Tensor)
+def _add(one: Any, other: Any, alpha: float = 1) -> Any:
+    if not isinstance(one, DeferredGradient):
+        if alpha != 1:
+            return NotImplemented
+        one, other = other, one
+    return _add_(_clone(one), other, alpha) if _can_add(one, other) else NotImplemented
+
+
+def _can_add(gradient: Tensor, other: Any) -> bool:
+    """Whether both are gradients of one parameter."""
+    return (
+        isinstance(other, Tensor)
+        and gradient.shape == other.shape
+        and gradient.dtype == other.dtype
+        and gradient.device == other.device
+        and gradient.layout == torch.strided
+        and (other.layout == torch.strided or (other.is_sparse and other.sparse_dim() == 1))
+    )
+
+
+def _concatenate_(content: _Content, added: _Content, alpha: float) -> None:
+    """Adds terms to terms; the common scale stays common if both have the same."""
+    is_same = content.scale is added.scale or content.scale == added.scale
+    if alpha == 1 and (is_same or not content.terms):
+        content.scale = added.scale
+        content.terms += added.terms
+    else:
+        content.terms = content.scaled_terms(1.0) + added.scaled_terms(alpha)
+        content.scale = 1.0
+    content.is_sparse = content.is_sparse and added.is_sparse
+
+
+def _add_rows_(values: Tensor, other: Tensor, alpha: float) -> None:
+    """Adds a gradient to one that is written down."""
+    if not isinstance(other, DeferredGradient):
+        values.add_(other, alpha=alpha)
+        return
+    for chunk in other.chunks():
+        rows = values[chunk.at] + chunk.gradient.view(-1, *values.shape[1:]) * alpha
+        values[chunk.at] = rows.to(values.dtype)
+
+
+@_handles(_aten.mul_.Tensor, _aten.mul_.Scalar)
+def _mul_(gradient: Any, factor: Any) -> Any:
+    scale = _as_scale(factor, gradient)
+    if scale is None:
+        return NotImplemented
+    gradient._content.scale_(scale)
+    return gradient
+
+
+@_handles(_aten.div_.Tensor, _aten.div_.Scalar)
+def _div_(gradient: Any, divisor: Any) -> Any:
+    scale = _as_scale(divisor, gradient)
+    return NotImplemented if scale is None else _mul_(gradient, _reciprocal(scale))
+
+
+@_handles(_aten.mul.Tensor, _aten.mul.Scalar)
+def _mul(one: Any, other: Any) -> Any:
+    gradient, factor = (one, other) if isinstance(one, DeferredGradient) else (other, one)
+    if _as_scale(factor, gradient) is None:
+        return NotImplemented
+    return _mul_(_clone(gradient), factor)
+
+
+@_handles(_aten.div.Tensor, _aten.div.Scalar)
+def _div(gradient: Any, divisor: Any) -> Any:
+    if _as_scale(divisor, gradient) is None:
+        return NotImplemented
+    return _div_(_clone(gradient), divisor)
+
+
+def _as_scale(factor: Any, gradient: Any) -> Scale | None:
+    """The factor of a whole gradient; None for a factor of each element."""
+    if not isinstance(gradient, DeferredGradient):
+        return None
+    if not isinstance(factor, Tensor):
+        return float(factor) if isinstance(factor, int | float) else None
+    if isinstance(factor, DeferredGradient) or factor.dim() or factor.is_complex():
+        return None
+    return float(factor) if factor.device.type == "cpu" else factor.float()
+
+
+def _reciprocal(scale: Scale) -> Scale:
+    """One over a divisor, which may be zero as in a division of tensors."""
+    return 1 / scale if isinstance(scale, Tensor) or scale else math.copysign(math.inf, scale)
+
+
+@_handles(_aten.linalg_vector_norm.default)
+def _vector_norm(
+    gradient: DeferredGradient,
+    ord: float = 2.0,  # the names of torch.linalg.vector_norm
+    dim: Any = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Any:
+    if dim is not None or keepdim:
+        return NotImplemented
+    return gradient.norm_of(ord).to(dtype or gradient.dtype)
+
+
+@_handles(_aten._foreach_norm.Scalar)
+def _foreach_norm(gradients: Any, ord: Any = 2, dtype: torch.dtype | None = None) -> Any:
+    return [torch.linalg.vector_norm(gradient, ord, dtype=dtype) for gradient in gradients]
+
+
+@_handles(_aten._foreach_mul_.Tensor, _aten._foreach_mul_.Scalar)
+def _foreach_mul_(gradients: Any, factor: Any) -> None:
+    for gradient in gradients:
+        gradient.mul_(factor)
+
+
+@_handles(_aten._foreach_zero_.default)
+def _foreach_zero_(gradients: Any) -> None:
+    for gradient in gradients:
+        gradient.zero_()
+
+
+@_handles(_aten._amp_foreach_non_finite_check_and_unscale_.default)
+def _unscale_(gradients: Any, found_inf: Tensor, inverse_scale: Tensor) -> None:
+    """What a GradScaler does: looks for values that are not finite, and divides by its scale."""
+    plain = []
+    for gradient in gradients:
+        if isinstance(gradient, DeferredGradient):
+            largest = torch.finfo(gradient.dtype).max
+            found_inf.masked_fill_(~gradient.is_within(largest), 1.0)
+            _mul_(gradient, inverse_scale.reshape(()))
+        else:
+            plain.append(gradient)
+    if plain:
+        torch._amp_foreach_non_finite_check_and_unscale_(plain, found_inf, inverse_scale)
+
+
+def _written_arguments(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Any]:
+    """The arguments that an operation modifies, by its schema."""
+    written = []
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = kwargs.get(argument.name)
+            written.append(args[position] if position < len(args) else given)
+    return written
