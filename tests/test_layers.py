@@ -36,6 +36,20 @@ LAYERS = (
     {"_param_groups"},
     {"_cli", "__main__"},
 )
+# The modules of optim/, in the order in which they may import each other.
+OPTIM = (
+    {"_names", "_shards", "_schedulers"},
+    {"_checks", "_state", "_exchange"},
+    {"_algorithm", "_clip"},
+    {"_binding"},
+    {"_step", "_blank_state", "_checkpoint"},
+    {"_advice", "_counting"},
+    {"base"},
+    {"_adagrad", "_adam", "_rmsprop", "_sgd"},
+    {"_catalogue"},
+    {"_convert"},
+    {"__init__"},
+)
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 # The public names come from every layer that a user programs with, so only layers after those may
 # say `import sketchoptim`.
@@ -51,7 +65,7 @@ PRIVATE_IMPORTS = {
     "sketchoptim.diagnostics._doctor -> ops._native",
     "sketchoptim.diagnostics._inspection -> optim._state",
     "sketchoptim.diagnostics._memory_report -> optim._names",
-    "sketchoptim.diagnostics._memory_report -> optim._sharding",
+    "sketchoptim.diagnostics._memory_report -> optim._shards",
     "sketchoptim.diagnostics._memory_report -> optim._state",
     "sketchoptim.nn._top_classes -> ops._native",
     "sketchoptim.planning._shapes -> optim._names",
@@ -119,6 +133,19 @@ def test_imports_follow_the_layers():
 def test_private_modules_are_imported_in_their_own_room():
     found = [private_imports(text, name, is_package=package) for text, name, package in modules()]
     assert set().union(*found) == PRIVATE_IMPORTS
+
+
+def test_the_modules_of_optim_import_only_earlier_ones():
+    folder = Path(sketchoptim.__file__).parent / "optim"
+    rank = {name: number for number, names in enumerate(OPTIM) for name in names}
+    assert rank.keys() == {path.stem for path in folder.glob("*.py")}
+    found = [
+        f"{path.stem} imports {name}"
+        for path in sorted(folder.glob("*.py"))
+        for name in imported_modules(path.read_text(encoding="utf-8"), f"{PACKAGE}.optim.x")
+        if name.startswith(f"{PACKAGE}.optim.") and rank[name.split(".")[2]] >= rank[path.stem]
+    ]
+    assert found == []
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def run(case: Case) -> Outcome:
         for step in range(case.steps):
             parameter.grad = gradient(case, generator)
             if step == 0:
-                state = bind(optimizer, parameter, optimizer.param_groups[0], (), None).state
+                state = bind(optimizer, parameter, optimizer.param_groups[0], (), 0, None).state
                 optimizer.state[parameter] = state
                 _scatter_(state, generator)
             optimizer.step()

@@ -7,7 +7,7 @@ from .. import moments
 from .._formatting import text_table
 from ..moments import Table
 from ..optim._names import named_parameters
-from ..optim._sharding import local
+from ..optim._shards import local
 from ..optim._state import parts_of
 from ..optim.base import Optimizer
 from ..storage import PRESETS

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import ModuleType
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import ClassVar, NamedTuple, Protocol, TypeGuard
 
 from torch import Tensor
 
@@ -34,6 +34,9 @@ class Kernels(Protocol):
     They hold for the tensors they were made with, as long as those stay where they are in memory.
     """
 
+    counts_steps: ClassVar[bool]
+    """Whether they are `CountingKernels`."""
+
     def prepare(
         self, gradient: Tensor, rule: AnyRule, *, is_checked: bool, rounding_key: int | None
     ) -> PreparedStep | None:
@@ -58,7 +61,6 @@ class Settled(NamedTuple):
     """Steps refused because a row id was outside the table."""
 
 
-@runtime_checkable
 class CountingKernels(Kernels, Protocol):
     """Kernels whose device checks gradients and counts steps, while the host goes on."""
 
@@ -70,6 +72,11 @@ class CountingKernels(Kernels, Protocol):
 
     def launch_together_(self, steps: Sequence[PreparedStep]) -> None:
         """Starts steps of several tables at once, where the same kernels take them."""
+
+
+def counts_steps(kernels: Kernels) -> TypeGuard[CountingKernels]:
+    """Whether the device of these kernels checks gradients and counts steps by itself."""
+    return kernels.counts_steps
 
 
 _is_reference_only = ContextVar("is_reference_only", default=False)

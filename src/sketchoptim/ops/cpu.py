@@ -1,7 +1,7 @@
 """The step in C++: one call that sums duplicates, moves the moments and the parameter's rows."""
 
 import ctypes
-from typing import NamedTuple, assert_never
+from typing import ClassVar, NamedTuple, assert_never
 
 import torch
 from torch import Tensor
@@ -83,6 +83,8 @@ class CpuKernels:
     Python that runs once a step is most of the cost of a small step, and with cold caches ten to
     thirty times its cost in a loop. So everything known in advance is computed here.
     """
+
+    counts_steps: ClassVar[bool] = False
 
     def __init__(self, parameter: Tensor, moments: Moments, *, first_row: int = 0) -> None:
         library = _native.library()

@@ -9,7 +9,7 @@ The host learns of refusals later: from a report in its own memory, or when it s
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, assert_never
+from typing import Any, ClassVar, assert_never
 
 import torch
 from torch import Tensor
@@ -86,6 +86,8 @@ def _unsupported_blocks(parameter: Tensor, moments: Moments) -> str | None:
 
 class GpuKernels:
     """The kernels bound to one parameter, with the device's own count of its steps."""
+
+    counts_steps: ClassVar[bool] = True
 
     def __init__(self, parameter: Tensor, moments: Moments, first_row: int = 0) -> None:
         self.parameter, self.first_row = parameter, first_row

@@ -1,5 +1,6 @@
 """Adagrad."""
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -10,8 +11,8 @@ from .._validation import check_number
 from ..moments import Average
 from ..ops import FusedRule, Schedule
 from ..storage import Memory
-from ._binding import Binding
-from .base import Group, Optimizer, Twins
+from ._algorithm import ExactParameter, Group, Twins
+from .base import Optimizer
 
 
 class Adagrad(Optimizer):
@@ -82,12 +83,12 @@ class Adagrad(Optimizer):
             clip=memory.clip,
         )
 
-    def torch_step_(self, group: Group, bindings: list[Binding]) -> None:
+    def torch_step_(self, group: Group, parameters: Sequence[ExactParameter]) -> None:
         torch_adagrad.adagrad(
-            [it.local for it in bindings],
-            [it.gradient for it in bindings],
-            [it.exact_values("second") for it in bindings],
-            [it.state["step"] for it in bindings],
+            [it.local for it in parameters],
+            [it.gradient for it in parameters],
+            [it.exact_values("second") for it in parameters],
+            [it.state["step"] for it in parameters],
             lr=group["lr"],
             weight_decay=float(group["weight_decay"]),
             lr_decay=float(group["lr_decay"]),

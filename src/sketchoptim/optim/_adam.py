@@ -1,6 +1,7 @@
 """Adam and AdamW."""
 
 import math
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -11,8 +12,8 @@ from .._validation import check_number
 from ..moments import Average, Name
 from ..ops import FusedRule, Schedule
 from ..storage import Memory
-from ._binding import Binding
-from .base import Group, Optimizer, Twins
+from ._algorithm import ExactParameter, Group, Twins
+from .base import Optimizer
 
 _KEYS: dict[Name, str] = {"first": "exp_avg", "second": "exp_avg_sq"}
 
@@ -125,15 +126,15 @@ class Adam(Optimizer):
             is_ratio=memory.form == "ratio",
         )
 
-    def torch_step_(self, group: Group, bindings: list[Binding]) -> None:
+    def torch_step_(self, group: Group, parameters: Sequence[ExactParameter]) -> None:
         beta1, beta2 = map(float, group["betas"])
         torch_adam.adam(
-            [it.local for it in bindings],
-            [it.gradient for it in bindings],
-            [it.exact_values("first") for it in bindings],
-            [it.exact_values("second") for it in bindings],
+            [it.local for it in parameters],
+            [it.gradient for it in parameters],
+            [it.exact_values("first") for it in parameters],
+            [it.exact_values("second") for it in parameters],
             [],
-            [it.state["step"] for it in bindings],
+            [it.state["step"] for it in parameters],
             amsgrad=False,
             beta1=beta1,
             beta2=beta2,

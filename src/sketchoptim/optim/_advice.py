@@ -1,22 +1,20 @@
 """Warnings about the way parameters are stepped; each says what to do."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from .._warning import warn
-from ._binding import EXACT, Binding, BoundStep
+from ._algorithm import EXACT, Algorithm
+from ._binding import Binding
 from ._names import name_of
-
-if TYPE_CHECKING:
-    from .base import Optimizer
+from ._step import Step
 
 # Tables with fewer rows are not worth compressing.
 MIN_TABLE_ROWS = 1000
 
 
 def warn_(
-    optimizer: "Optimizer",
-    steps: list[BoundStep],
+    optimizer: Algorithm,
+    steps: list[Step],
     fresh: list[Binding],
     said: set[tuple[int, str]],
 ) -> None:
@@ -36,7 +34,7 @@ def warn_(
             warn(message)
 
 
-def step_warnings(step: BoundStep) -> Iterator[tuple[str, str]]:
+def step_warnings(step: Step) -> Iterator[tuple[str, str]]:
     """What is wrong with the way the parameter is stepped, each with a key."""
     binding = step.binding
     owner = f"the parameter of shape {list(binding.parameter.shape)}"
@@ -47,7 +45,7 @@ def step_warnings(step: BoundStep) -> Iterator[tuple[str, str]]:
             f"{step.fallback_reason}",
         )
     first, average = binding.moments.first, step.rule.first
-    overload = first and average and first.overload(step.step.touched, average.decay)
+    overload = first and average and first.overload(step.touched, average.decay)
     if overload:
         yield "overload", f"{owner} has {overload}"
     if binding.storages and binding.memory != binding.group_memory:
@@ -59,7 +57,7 @@ def step_warnings(step: BoundStep) -> Iterator[tuple[str, str]]:
         )
 
 
-def exact_tables_warning(optimizer: "Optimizer", bindings: list[Binding]) -> str | None:
+def exact_tables_warning(optimizer: Algorithm, bindings: list[Binding]) -> str | None:
     """What to tell of large tables that are exact because their gradients are dense, or None.
 
     Not where a group, or the optimizer itself, was asked to be exact.

@@ -3,27 +3,22 @@
 import ctypes
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import _rounding, moments, ops
 from .._validation import PLAIN_TENSORS
-from ..moments import Moment, Moments, Name, Parts, Table
-from ..ops import AnyRule
-from ..storage import PRESETS, Memory, Storage
-from . import _checks, _sharding, _state
-from ._names import key_of
-from ._sharding import Shard
+from ..moments import Moment, Moments, Name, Parts
+from ..storage import Memory, Storage
+from . import _checks, _shards, _state
+from ._algorithm import EXACT, Algorithm, Group
+from ._shards import Shard
+from ._state import State
 
-if TYPE_CHECKING:
-    from .base import Group, Optimizer
-
-State = dict[str, Any]
 Options = tuple[object, ...]
-
-EXACT = PRESETS["exact"]
+Key = str | int
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -36,7 +31,7 @@ class Binding:
 
     parameter: Tensor
     local: Tensor
-    """The rows of it that this process holds: a plain tensor, the parameter itself as a rule."""
+    """The rows of it that this process holds: a plain tensor, usually the parameter itself."""
     shard: Shard | None
     """Where these rows are in the parameter, if it is a DTensor."""
     state: State
@@ -44,39 +39,58 @@ class Binding:
     group_memory: Memory
     memory: Memory
     """The memory in force: the group's, or exact."""
-    storages: dict[Name, Storage]
     moments: Moments
     kernels: ops.Kernels | None
-    counting: ops.CountingKernels | None
-    """The kernels, if their device counts the steps."""
     fallback_reason: str | None
-    """Why there are no kernels, where a user can change that."""
-    delegates_to_torch: bool
+    """Why there are no kernels, if a user can change that."""
+    steps_by_torch: bool
     """Whether its dense gradients go to torch.optim's own function."""
-    refuses_nonfinite: bool
-    """Whether gradients must be finite: a compressed moment would carry a NaN to other rows."""
     rounding_seed: int | None
-    """Seeds the stochastic rounding of its weights; None where they are rounded to nearest."""
-    is_watched: bool
-    """Whether a step of it may call for a warning."""
-    step_count: ctypes.c_double
-    """The memory of the state's `step`: torch and NumPy take longer to get at it."""
-    began_after: int
-    """Steps before its moments were switched on."""
-    maintained: tuple[tuple[Name, Moment], ...]
-    """The moments that have something to do between steps."""
-    raised_parts: tuple[tuple[Name, str], ...]
-    """The parts whose maximum over processes, which each have raised them, is the moment's."""
-    layout: tuple[torch.Size, torch.dtype, bool, int]
-    """Shape and dtype of the local rows, whether they are contiguous, and their address."""
-    addresses: tuple[tuple[str, Tensor, int], ...]
-    """The tensors of the state that steps change, and where their numbers are."""
+    """Seeds the stochastic rounding of its weights; None if they are rounded to nearest."""
+    places: "_Places"
+    """Where parameter and state were when it was built."""
+
+    @property
+    def storages(self) -> dict[Name, Storage]:
+        """Where its moments live."""
+        return {moment.name: moment.storage for moment in self.moments if moment is not None}
+
+    @property
+    def refuses_nonfinite(self) -> bool:
+        """Whether gradients must be finite: a compressed moment would carry a NaN to other rows."""
+        return not self.memory.is_exact
+
+    @property
+    def step_count(self) -> ctypes.c_double:
+        """The memory of the state's `step`: torch and NumPy take longer to get at it."""
+        return ctypes.c_double.from_address(self.state["step"].data_ptr())
+
+    @property
+    def counting(self) -> ops.CountingKernels | None:
+        """The kernels, if their device counts the steps."""
+        kernels = self.kernels
+        return kernels if kernels is not None and ops.counts_steps(kernels) else None
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether a step of it may call for a warning."""
+        first = self.moments.first
+        is_kept_otherwise = self.memory is not self.group_memory and (
+            self.memory != self.group_memory
+        )
+        return is_kept_otherwise or (first is not None and first.storage.collides)
+
+    @property
+    def began_after(self) -> int:
+        """Steps before its moments were switched on."""
+        count: int = self.state.get("began_after", 0)
+        return count
 
     @property
     def gradient(self) -> Tensor:
         """That of the local rows."""
         assert self.parameter.grad is not None  # only such parameters are stepped
-        return _sharding.local(self.parameter.grad)
+        return _shards.local(self.parameter.grad)
 
     def exact_values(self, name: Name) -> Tensor:
         """The tensor of an exact moment."""
@@ -84,101 +98,64 @@ class Binding:
         return moment.exact_values()
 
     def is_current(self, state: State | None, options: Options | None) -> bool:
-        """Whether parameter, state and options are those it was built for, where they were.
+        """Whether parameter, state and options are those it was built for, in the same memory.
 
         Without options, whether parameter and state are.
         """
-        shape, dtype, is_contiguous, address = self.layout
-        local = self.parameter if self.shard is None else _sharding.local(self.parameter)
+        return (
+            state is self.state
+            and (options is self.options or options is None)
+            and self.places.hold(
+                self.parameter if self.shard is None else _shards.local(self.parameter), state
+            )
+        )
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Places:
+    """Where the tensors of a parameter and its state are in memory."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    is_contiguous: bool
+    address: int
+    tensors: tuple[tuple[str, Tensor, int], ...]
+    """The tensors of the state that steps change, and where their numbers are."""
+
+    @classmethod
+    def of(cls, local: Tensor, state: State) -> "_Places":
+        tensors = tuple(
+            (key, tensor, _address(tensor))
+            for key, tensor in state.items()
+            if isinstance(tensor, Tensor) and key != "shape"
+        )
+        return cls(local.shape, local.dtype, local.is_contiguous(), _address(local), tensors)
+
+    def hold(self, local: Tensor, state: State) -> bool:
+        """Whether all of them are where they were."""
         if (
-            state is not self.state
-            or (options is not self.options and options is not None)
-            or local.dtype is not dtype
-            or local.shape != shape
-            or local.is_contiguous() is not is_contiguous
-            or (address and local.data_ptr() != address)
+            local.dtype is not self.dtype
+            or local.shape != self.shape
+            or local.is_contiguous() is not self.is_contiguous
+            or (self.address and local.data_ptr() != self.address)
         ):
             return False
-        for key, tensor, place in self.addresses:
-            if state.get(key) is not tensor or (place and tensor.data_ptr() != place):
+        for key, tensor, address in self.tensors:
+            if state.get(key) is not tensor or (address and tensor.data_ptr() != address):
                 return False
         return True
 
-    def prepare(
-        self,
-        gradient: Tensor,
-        rule: AnyRule,
-        number: int,
-        nonfinite: Literal["raise", "skip", "unchecked"],
-    ) -> "BoundStep":
-        """Step number `number` along a gradient, checked; nothing has changed yet."""
-        if self.shard is not None:
-            gradient = _sharding.local(gradient)
-        is_checked = self.refuses_nonfinite and nonfinite != "unchecked"
-        seed = self.rounding_seed
-        key = None if seed is None else _rounding.weights_key(seed, number)
-        reason: str | None = None
-        step: ops.PreparedStep | None = None
-        if self.kernels is not None:
-            step = self.kernels.prepare(gradient, rule, is_checked=is_checked, rounding_key=key)
-        if step is None:
-            reason = self.fallback_reason
-            if self.kernels is not None:
-                reason = self.kernels.unsupported_reason(gradient, rule)
-            first_row = 0 if self.shard is None else self.shard.rows.start
-            reference = ops.Reference(self.local, self.moments, first_row=first_row)
-            step = reference.prepare(gradient, rule, is_checked=is_checked, rounding_key=key)
-        if not step.is_finite and nonfinite == "raise":
-            decayed = ", with the weights that decay into it," if rule.weight_decay else ""
-            raise ValueError(
-                f"the gradient of the parameter of shape {list(self.parameter.shape)}{decayed} "
-                f"must be finite and within {ops.LARGEST_GRADIENT:.2g}, got NaN, inf or more; the "
-                'step is refused and nothing has changed. nonfinite="skip" skips and counts such '
-                "steps"
-            )
-        return BoundStep(self, rule, step, number, not step.is_finite, reason)
 
-
-class BoundStep(NamedTuple):
-    """One parameter's step, checked and ready to run."""
-
-    binding: Binding
-    rule: AnyRule
-    step: ops.PreparedStep
-    number: int
-    is_skipped: bool
-    fallback_reason: str | None
-
-    def run_(self, *, maintains: bool = True) -> None:
-        """Moves the parameter and its moments, or counts a step that is skipped."""
-        binding = self.binding
-        if self.is_skipped:
-            binding.state["skipped"] = binding.state.get("skipped", 0) + 1
-            return
-        binding.step_count.value = self.number
-        if binding.parameter.numel():
-            self.step.run_()
-        if maintains and binding.maintained:
-            self.maintain_()
-
-    def gather_(self) -> None:
-        """The first half of `run_`, for moments whose estimates need the rows of all processes."""
-        assert isinstance(self.step, ops.ReferenceStep)  # no kernel stops halfway
-        self.step.gather_()
-
-    def maintain_(self) -> None:
-        """Does what is due between this step and the next."""
-        if not self.is_skipped:
-            for name, moment in self.binding.maintained:
-                if moment.maintain_(self.number):
-                    self.binding.state.update(_state.state_entries(name, moment.tensors))
+def _address(tensor: Tensor) -> int:
+    return tensor.data_ptr() if type(tensor) in PLAIN_TENSORS else 0
 
 
 def bind(
-    optimizer: "Optimizer",
+    optimizer: Algorithm,
     parameter: Tensor,
-    group: "Group",
+    group: Group,
     options: Options,
+    key: Key,
     previous: Binding | None,
 ) -> Binding:
     """The binding of a parameter that has a gradient; nothing of the optimizer changes.
@@ -192,66 +169,44 @@ def bind(
     derived: dict[str, Any] = {
         "options": options,
         "group_memory": group["memory"],
-        "refuses_nonfinite": not memory.is_exact,
-        "rounding_seed": _rounding_seed(optimizer, parameter, group, memory),
-        "delegates_to_torch": (
-            optimizer.torch_step_ is not None
-            and memory.is_exact
-            and memory.clip is None
-            and storages == optimizer.storages(group, EXACT)
-        ),
+        "rounding_seed": _rounding_seed(parameter, key, group, memory),
+        "steps_by_torch": optimizer.steps_by_torch(group, memory),
     }
     if previous is not None and previous.is_current(state, None):
         _checks.check_memory(previous.group_memory, group["memory"])
         if memory is previous.memory and storages == previous.storages:
             return dataclasses.replace(previous, **derived)
-    table = _sharding.table_of(parameter, key_of(parameter, optimizer))
-    if state:
+    table = _shards.table_of(parameter, key)
+    if state and not _state.starts_anew(state, parameter.grad):
         _state.check_live(table, state, optimizer.stored_moments(group, memory, state))
-    parts = {name: moments.declare(storage, name, table) for name, storage in storages.items()}
     for name, storage in storages.items():
-        _sharding.check_parts(table, parts[name], storage)
-    state = fresh_state(optimizer, parameter, group, memory)
-    opened = open_moments(storages, state, table)
-    local, shard = _sharding.local(parameter), _sharding.Shard.of(parameter)
+        _shards.check_parts(table, moments.declare(storage, name, table), storage)
+    state = fresh_state(optimizer, parameter, group, memory, key)
+    opened = open_moments(storages, state, table.held)
+    local, shard = _shards.local(parameter), Shard.of(parameter)
     first_row = 0 if shard is None else shard.rows.start
     kernels, reason = ops.find_kernels(local, opened, first_row=first_row)
-    is_plain = type(local) in PLAIN_TENSORS
     return Binding(
         parameter=parameter,
         local=local,
         shard=shard,
         state=state,
         memory=memory,
-        storages=storages,
         moments=opened,
         kernels=kernels,
-        counting=kernels if isinstance(kernels, ops.CountingKernels) else None,
         fallback_reason=reason,
-        is_watched=memory != group["memory"]
-        or (opened.first is not None and opened.first.storage.collides),
-        step_count=ctypes.c_double.from_address(state["step"].data_ptr()),
-        began_after=state.get("began_after", 0),
-        maintained=tuple(
-            (moment.name, moment) for moment in opened if moment and moment.has_maintenance
-        ),
-        raised_parts=tuple(
-            (name, part.name) for name in parts for part in parts[name] if part.combine == "max"
-        ),
-        layout=(
-            local.shape,
-            local.dtype,
-            local.is_contiguous(),
-            local.data_ptr() if is_plain else 0,
-        ),
-        addresses=_addresses(state),
+        places=_Places.of(local, state),
         **derived,
     )
 
 
-def fresh_state(optimizer: "Optimizer", parameter: Tensor, group: "Group", memory: Memory) -> State:
+def fresh_state(
+    optimizer: Algorithm, parameter: Tensor, group: Group, memory: Memory, key: Key
+) -> State:
     """The parameter's state with all that `memory` asks for: the old one if nothing is missing."""
     state: State = optimizer.state.get(parameter) or {}
+    if _state.starts_anew(state, parameter.grad):
+        state = {}
     fresh: State = {}
     if not state:
         fresh |= {
@@ -263,46 +218,34 @@ def fresh_state(optimizer: "Optimizer", parameter: Tensor, group: "Group", memor
         if not _state.parts_of(state, name):
             if state:  # it was switched on later
                 fresh["began_after"] = int(state["step"])
-            table = _sharding.table_of(parameter, key_of(parameter, optimizer))
+            table = _shards.table_of(parameter, key)
             tensors = moments.create(storage, name, table, optimizer.fill(group))
             fresh |= _state.state_entries(name, tensors)
     return {**state, **fresh} if fresh else state
 
 
-def open_moments(storages: dict[Name, Storage], state: State, table: Table) -> Moments:
+def open_moments(storages: dict[Name, Storage], state: State, held: range | None) -> Moments:
     """The moments over the tensors of a state; None for one that it does not have."""
     found: dict[Name, Moment] = {}
     for name, storage in storages.items():
         tensors: Parts = _state.parts_of(state, name)
         if tensors:  # SGD's momentum may have been switched on since the last step
-            found[name] = moments.open_moment(storage, name, tensors, held=table.held)
+            found[name] = moments.open_moment(storage, name, tensors, held=held)
     return Moments(found.get("first"), found.get("second"))
 
 
-def live_moments(optimizer: "Optimizer", parameter: Tensor, group: "Group") -> Moments:
+def live_moments(optimizer: Algorithm, parameter: Tensor, group: Group) -> Moments:
     """The moments of a parameter that has state, to look at or to fill."""
     optimizer.settle_()
     storages = optimizer.storages(group, optimizer.memory_in_force(parameter, group))
-    table = _sharding.table_of(parameter, key_of(parameter, optimizer))
-    return open_moments(storages, optimizer.state[parameter], table)
+    return open_moments(storages, optimizer.state[parameter], _shards.held_rows(parameter))
 
 
-def _rounding_seed(
-    optimizer: "Optimizer", parameter: Tensor, group: "Group", memory: Memory
-) -> int | None:
+def _rounding_seed(parameter: Tensor, key: Key, group: Group, memory: Memory) -> int | None:
     if (
         memory.is_exact
         or group["rounding"] == "nearest"
         or parameter.dtype not in _rounding.ROUNDED_DTYPES
     ):
         return None
-    return _rounding.weights_seed(key_of(parameter, optimizer))
-
-
-def _addresses(state: State) -> tuple[tuple[str, Tensor, int], ...]:
-    found = []
-    for key, tensor in state.items():
-        if isinstance(tensor, Tensor) and key != "shape":
-            is_plain = type(tensor) in PLAIN_TENSORS
-            found.append((key, tensor, tensor.data_ptr() if is_plain else 0))
-    return tuple(found)
+    return _rounding.weights_seed(key)

@@ -4,42 +4,36 @@
 and loads into the tensors that it then finds.
 """
 
-import gc
-from typing import TYPE_CHECKING
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from . import _sharding
-from ._binding import EXACT, fresh_state
+from . import _exchange, _shards
+from ._algorithm import EXACT, Algorithm
+from ._binding import fresh_state
+from ._names import keyed_parameters
 
-if TYPE_CHECKING:
-    from .base import Optimizer
 
-
-def is_asked_for(optimizer: "Optimizer") -> bool:
+def is_asked_for(optimizer: Algorithm) -> bool:
     """Whether a step could move nothing: all rates and all gradients are zero, and dense."""
     if not all(_is_zero(group["lr"]) for group in optimizer.param_groups):
         return False
     gradients = [it.grad for it in _parameters(optimizer) if it.grad is not None]
     if not gradients or any(it.is_sparse for it in gradients):
         return False
-    is_moving = any(bool(torch.any(_sharding.local(it))) for it in gradients)
-    return not _sharding.is_anywhere(is_moving, _parameters(optimizer))
+    is_moving = any(bool(torch.any(_shards.local(it))) for it in gradients)
+    return not _exchange.is_anywhere(is_moving, _parameters(optimizer))
 
 
-def create_(optimizer: "Optimizer") -> None:
+def create_(optimizer: Algorithm) -> None:
     """Gives every parameter that has a gradient the state of no steps.
 
-    The gradient does not say whether later ones are sparse, but the layer of a table does.
+    It is compressed if the group names its memory. Otherwise it is exact, as for any dense
+    gradient; the first step starts anew if its gradient is sparse (`_state.starts_anew`).
     """
-    sparse = _weights_of_sparse_layers()
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.grad is not None:
-                is_compressed = group["compress_dense"] or parameter in sparse
-                memory = group["memory"] if is_compressed else EXACT
-                optimizer.state[parameter] = fresh_state(optimizer, parameter, group, memory)
+    for key, parameter, group in keyed_parameters(optimizer):
+        if parameter.grad is not None:
+            memory = group["memory"] if group["compress_dense"] else EXACT
+            optimizer.state[parameter] = fresh_state(optimizer, parameter, group, memory, key)
 
 
 def _is_zero(rate: object) -> bool:
@@ -48,14 +42,5 @@ def _is_zero(rate: object) -> bool:
     return isinstance(rate, float | int) and rate == 0
 
 
-def _parameters(optimizer: "Optimizer") -> list[Tensor]:
+def _parameters(optimizer: Algorithm) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def _weights_of_sparse_layers() -> set[Tensor]:
-    """The weights of all layers in this process that give sparse gradients.
-
-    An optimizer sees parameters and not the layers that use them.
-    """
-    layers = (nn.Embedding, nn.EmbeddingBag)
-    return {it.weight for it in gc.get_objects() if issubclass(type(it), layers) and it.sparse}

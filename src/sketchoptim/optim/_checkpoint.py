@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
@@ -10,17 +10,14 @@ from .. import _torch_private, moments
 from .._validation import check_keys
 from ..moments import Part, Table
 from ..storage import Memory
-from . import _sharding, _state
-from ._binding import EXACT
+from . import _shards, _state
+from ._algorithm import EXACT, Algorithm, Group
 from ._names import keyed_parameters
-
-if TYPE_CHECKING:
-    from .base import Group, Optimizer
 
 Packed = dict[str, Any]
 
 
-def pack(optimizer: "Optimizer") -> Packed:
+def pack(optimizer: Algorithm) -> Packed:
     """The state in tensors, numbers and strings, with the numbers of parameters as keys."""
     _torch_private.before_state_dict(optimizer)
     numbers: dict[Tensor, int] = {}
@@ -36,16 +33,16 @@ def pack(optimizer: "Optimizer") -> Packed:
     ]
     state = {numbers[parameter]: it for parameter, it in optimizer.state.items()}
     for key, parameter, group in keyed_parameters(optimizer):
-        if _sharding.is_dtensor(parameter) and parameter in optimizer.state:
-            table = _sharding.table_of(parameter, key)
+        if _shards.is_dtensor(parameter) and parameter in optimizer.state:
+            table = _shards.table_of(parameter, key)
             whole = dict(optimizer.state[parameter])
             for entry, part in _parts(optimizer, group, table, whole).items():
-                whole[entry] = _sharding.as_global(parameter, part, whole[entry])
+                whole[entry] = _shards.as_global(parameter, part, whole[entry])
             state[numbers[parameter]] = whole
     return _torch_private.after_state_dict(optimizer, {"state": state, "param_groups": groups})
 
 
-def load_(optimizer: "Optimizer", packed: Packed) -> None:
+def load_(optimizer: Algorithm, packed: Packed) -> None:
     """Restores what `pack` gave, or says what differs and changes nothing."""
     if not isinstance(packed, dict):
         raise TypeError(f"the checkpoint must be a dict as state_dict() gives it, got {packed!r}")
@@ -58,7 +55,7 @@ def load_(optimizer: "Optimizer", packed: Packed) -> None:
         state = states.get(parameter)
         if state:
             storages = _stored_moments(optimizer, groups[_index(optimizer, group)], state)
-            table = _sharding.table_of(parameter, key)
+            table = _shards.table_of(parameter, key)
             restored[parameter] = _state.restore(table, state, storages)
     for group, saved in zip(optimizer.param_groups, groups, strict=True):
         saved["params"] = group["params"]
@@ -68,7 +65,7 @@ def load_(optimizer: "Optimizer", packed: Packed) -> None:
     _torch_private.after_load(optimizer)
 
 
-def _checked_groups(optimizer: "Optimizer", saved_groups: Any) -> list["Group"]:
+def _checked_groups(optimizer: Algorithm, saved_groups: Any) -> list[Group]:
     """Copies of the saved groups, their memory as an object, where they fit the optimizer's."""
     if not isinstance(saved_groups, list | tuple):
         raise TypeError(
@@ -112,7 +109,7 @@ def _check_options(where: str, expected: set[str], saved: set[str]) -> None:
         )
 
 
-def _check_memory(where: str, group: "Group", saved: "Group") -> None:
+def _check_memory(where: str, group: Group, saved: Group) -> None:
     """Raises, naming each difference, unless the saved group stores its moments as this one."""
     ours, theirs = (
         {**it["memory"].to_dict(), "compress_dense": it.get("compress_dense")}
@@ -130,7 +127,7 @@ def _check_memory(where: str, group: "Group", saved: "Group") -> None:
 
 
 def _checked_states(
-    optimizer: "Optimizer", groups: list["Group"], saved: Any
+    optimizer: Algorithm, groups: list[Group], saved: Any
 ) -> dict[Tensor, dict[str, Any]]:
     """The saved state of each parameter, where all of them are sound."""
     if not isinstance(saved, dict):
@@ -150,23 +147,23 @@ def _checked_states(
         where = f"parameter {number} of the checkpoint"
         if not isinstance(state, dict):
             raise TypeError(f"the state of {where} must be a dict, got {state!r}")
-        table = _sharding.table_of(parameter, key)
+        table = _shards.table_of(parameter, key)
         saved_group = groups[_index(optimizer, group)]
         state = dict(state)
         for entry, part in _parts(optimizer, saved_group, table, state).items():
-            state[entry] = _sharding.as_held(parameter, part, state[entry])
+            state[entry] = _shards.as_held(parameter, part, state[entry])
         _state.check_saved(where, table, state, _stored_moments(optimizer, saved_group, state))
         found[parameter] = state
     return found
 
 
-def _stored_moments(optimizer: "Optimizer", group: "Group", state: dict[str, Any]) -> Any:
+def _stored_moments(optimizer: Algorithm, group: Group, state: dict[str, Any]) -> Any:
     memory = group["memory"] if state.get("is_compressed") else EXACT
     return optimizer.stored_moments({**optimizer.defaults, **group}, memory, state)
 
 
 def _parts(
-    optimizer: "Optimizer", group: "Group", table: Table, state: dict[str, Any]
+    optimizer: Algorithm, group: Group, table: Table, state: dict[str, Any]
 ) -> dict[str, Part]:
     """The parts of moments among the entries of a state."""
     found = {
@@ -177,7 +174,7 @@ def _parts(
     return {key: part for key, part in found.items() if key in state}
 
 
-def _index(optimizer: "Optimizer", group: "Group") -> int:
+def _index(optimizer: Algorithm, group: Group) -> int:
     return next(i for i, other in enumerate(optimizer.param_groups) if other is group)
 
 

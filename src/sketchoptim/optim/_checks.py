@@ -9,7 +9,7 @@ from torch import Tensor
 from .._validation import PLAIN_TENSORS, check_storage, is_wrapper
 from ..moments import Name
 from ..storage import Memory
-from ._sharding import layout, local
+from ._shards import layout, local
 
 
 def is_fixed(value: object) -> bool:

@@ -11,7 +11,7 @@ from .._sparse_norm import sparse_norm
 from .._torch_private import entries
 from .._validation import check_number
 from ._checks import check_gradient
-from ._sharding import is_dtensor, local, whole
+from ._shards import is_dtensor, local, whole
 
 
 @torch.no_grad()

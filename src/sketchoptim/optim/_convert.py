@@ -12,11 +12,13 @@ from .._sketch import LARGEST_VALUE
 from ..moments import Moment, Name
 from ..storage import Memory
 from ._adam import Adam, AdamW
-from ._binding import EXACT, State, fresh_state, live_moments
+from ._algorithm import EXACT, REFUSED_FLAGS, Group
+from ._binding import fresh_state, live_moments
 from ._catalogue import OPTIMIZERS
-from ._names import named_parameters
+from ._names import keys_of, named_parameters
 from ._schedulers import checked_schedulers, hand_over_
-from .base import REFUSED_FLAGS, Group, Optimizer
+from ._state import State
+from .base import Optimizer
 
 # By kind of torch.optim: ours, and torch's keys of the moments.
 _KINDS: dict[type[torch.optim.Optimizer], tuple[type[Optimizer], dict[Name, str]]] = {
@@ -73,6 +75,7 @@ def from_torch(
     ours = kind(groups, memory=memory)
     for name in ours.defaults.keys() & optimizer.defaults.keys():
         ours.defaults[name] = optimizer.defaults[name]
+    keys_of_ours = keys_of(ours)
     for group in ours.param_groups:
         for parameter in group["params"]:
             theirs = optimizer.state.get(parameter, {})
@@ -81,7 +84,9 @@ def from_torch(
                 continue  # what it is, is settled by its first gradient
             is_table = parameter in named_tables or _is_table(optimizer, parameter, theirs, group)
             in_force = group["memory"] if is_table else EXACT
-            ours.state[parameter] = fresh_state(ours, parameter, group, in_force)
+            ours.state[parameter] = fresh_state(
+                ours, parameter, group, in_force, keys_of_ours[parameter]
+            )
             ours.state[parameter]["step"].fill_(step)
             for moment in live_moments(ours, parameter, group):
                 if moment is not None and theirs.get(keys[moment.name]) is not None:

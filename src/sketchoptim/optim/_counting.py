@@ -1,23 +1,14 @@
 """Parameters whose device counts their steps: what the host learns of it later."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from .. import ops
-from ._binding import Binding, BoundStep
-
-if TYPE_CHECKING:
-    from .base import Group, Optimizer
-
-
-def settle_all_(optimizer: "Optimizer") -> None:
-    """Waits for the devices that count steps; see `settle_`."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            settle_(optimizer._bindings.get(id(parameter)), group)
+from ._algorithm import Group
+from ._binding import Binding
+from ._step import Step
 
 
-def settle_(binding: Binding | None, group: "Group", *, waits: bool = True) -> None:
+def settle_(binding: Binding | None, group: Group, *, waits: bool = True) -> None:
     """Gives the state what the device has counted, and raises what it has refused.
 
     A step that the device refused has changed nothing there; later ones have gone on. Without
@@ -44,8 +35,8 @@ def settle_(binding: Binding | None, group: "Group", *, waits: bool = True) -> N
         binding.state["skipped"] = binding.state.get("skipped", 0) + values
 
 
-def launch_together_(steps: Sequence[BoundStep]) -> None:
+def launch_together_(steps: Sequence[Step]) -> None:
     """Starts steps that devices count, several tables at once where the same kernels take them."""
     counted = [it for it in steps if it.binding.counting is not None]
-    if len(counted) > 1 and counted[0].binding.counting is not None:
-        counted[0].binding.counting.launch_together_([it.step for it in counted])
+    if len(counted) > 1 and (counting := counted[0].binding.counting) is not None:
+        counting.launch_together_([it.prepared for it in counted])

@@ -35,6 +35,9 @@ def name_of(parameter: Tensor, optimizer: torch.optim.Optimizer) -> str:
     return next(name for name, other, _ in named_parameters(optimizer) if other is parameter)
 
 
-def key_of(parameter: Tensor, optimizer: torch.optim.Optimizer) -> str | int:
-    """The key of one parameter, from which its hash is seeded."""
-    return next(key for key, other, _ in keyed_parameters(optimizer) if other is parameter)
+def keys_of(optimizer: torch.optim.Optimizer) -> dict[Tensor, str | int]:
+    """The keys of all parameters, from which their hashes are seeded."""
+    found: dict[Tensor, str | int] = {}
+    for key, parameter, _ in keyed_parameters(optimizer):
+        found.setdefault(parameter, key)
+    return found

@@ -1,5 +1,6 @@
 """RMSprop."""
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -10,8 +11,8 @@ from .._validation import check_number
 from ..moments import Average
 from ..ops import FusedRule, Schedule
 from ..storage import Memory
-from ._binding import Binding
-from .base import Group, Optimizer, Twins
+from ._algorithm import ExactParameter, Group, Twins
+from .base import Optimizer
 
 
 class RMSprop(Optimizer):
@@ -76,14 +77,14 @@ class RMSprop(Optimizer):
             clip=memory.clip,
         )
 
-    def torch_step_(self, group: Group, bindings: list[Binding]) -> None:
+    def torch_step_(self, group: Group, parameters: Sequence[ExactParameter]) -> None:
         torch_rmsprop.rmsprop(
-            [it.local for it in bindings],
-            [it.gradient for it in bindings],
-            [it.exact_values("second") for it in bindings],
+            [it.local for it in parameters],
+            [it.gradient for it in parameters],
+            [it.exact_values("second") for it in parameters],
             [],
             [],
-            [it.state["step"] for it in bindings],
+            [it.state["step"] for it in parameters],
             lr=group["lr"],
             alpha=float(group["alpha"]),
             eps=float(group["eps"]),

@@ -1,5 +1,6 @@
 """Stochastic gradient descent with momentum."""
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -10,8 +11,8 @@ from .._validation import check_flag, check_number
 from ..moments import Average, Name
 from ..ops import FusedRule, Schedule
 from ..storage import Memory, Storage
-from ._binding import Binding
-from .base import Group, Optimizer, Twins
+from ._algorithm import ExactParameter, Group, Twins
+from .base import Optimizer
 
 
 class SGD(Optimizer):
@@ -97,15 +98,15 @@ class SGD(Optimizer):
             clip=memory.clip,
         )
 
-    def torch_step_(self, group: Group, bindings: list[Binding]) -> None:
+    def torch_step_(self, group: Group, parameters: Sequence[ExactParameter]) -> None:
         has_momentum = bool(group["momentum"])
-        kept = [it.exact_values("first") if has_momentum else None for it in bindings]
+        kept = [it.exact_values("first") if has_momentum else None for it in parameters]
         # torch.optim starts from no buffer at all, which is how it leaves the first step undamped.
-        is_first = [it.state["step"] <= it.began_after for it in bindings]
+        is_first = [it.state["step"] <= it.began_after for it in parameters]
         buffers = [None if first else own for own, first in zip(kept, is_first, strict=True)]
         torch_sgd.sgd(
-            [it.local for it in bindings],
-            [it.gradient for it in bindings],
+            [it.local for it in parameters],
+            [it.gradient for it in parameters],
             buffers,
             weight_decay=float(group["weight_decay"]),
             momentum=float(group["momentum"]),
@@ -114,7 +115,7 @@ class SGD(Optimizer):
             nesterov=group["nesterov"],
             maximize=group["maximize"],
         )
-        for binding, own, buffer in zip(bindings, kept, buffers, strict=True):
-            binding.state["step"] += 1
+        for parameter, own, buffer in zip(parameters, kept, buffers, strict=True):
+            parameter.state["step"] += 1
             if own is not None and buffer is not None and buffer is not own:
                 own.copy_(buffer)  # torch's has the strides of the gradient; kernels need ours

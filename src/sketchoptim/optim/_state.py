@@ -37,6 +37,23 @@ def parts_of(state: State, name: Name) -> Parts:
     }
 
 
+def starts_anew(state: State, gradient: Tensor | None) -> bool:
+    """Whether a state is exact only because no step was taken from it, and may be compressed.
+
+    State is made before the first step for checkpoints to be loaded into. The gradient that decides
+    is that of the first step.
+    """
+    return (
+        gradient is not None
+        and gradient.is_sparse
+        and state.get("is_compressed") is False
+        and isinstance(step := state.get("step"), Tensor)
+        and step.numel() == 1
+        and step.data_ptr() != 0  # its memory may have been freed
+        and step.item() == 0
+    )
+
+
 def check_live(table: Table, state: State, storages: dict[Name, Storage]) -> None:
     """Raises unless steps of the parameter can go on from the state as it is."""
     owner = f"the parameter of shape {list(table.shape)}"
