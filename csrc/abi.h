@@ -1,10 +1,11 @@
 // The plain C interface of the kernels: every struct here has its mirror, field by field, in
-// sketchoptim/ops/_native.py. Nothing is allocated for the caller and nothing is kept.
+// sketchoptim/ops/_native.py. Nothing is allocated for the caller and nothing is kept. A step allocates
+// nothing at all: its workspace is the caller's, who has it before anything moves.
 #pragma once
 
 #include <cstdint>
 
-#define SKETCHOPTIM_ABI 9
+#define SKETCHOPTIM_ABI 10
 
 enum DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 enum Kind : int32_t { kNone = 0, kExact = 1, kRowWise = 2, kSketch = 3 };
@@ -61,6 +62,7 @@ struct Step {
   Moment first;
   Moment second;
   float* row_values;  // [rows] or none: mean squares, then the second moments
+  void* workspace;    // of sketchoptim_workspace() bytes, aligned to 64
   float step_size;
   float second_root;
   float eps;
@@ -144,6 +146,9 @@ int32_t sketchoptim_ascend(const int64_t* ids, int64_t count, int64_t n);
 // which is the number of sums.
 int64_t sketchoptim_group(const int64_t* ids, int64_t count, uint64_t* room, Gradient* gradient);
 
+// How many bytes inspect() and step() need for a step; all else of it is filled in.
+int64_t sketchoptim_workspace(const Step* step);
+
 // Whether all gradients that would reach the moments are finite; fills row_values, where there are
 // any, with the mean square of each row. Changes nothing else.
 int32_t sketchoptim_inspect(const Step* step);
@@ -156,7 +161,8 @@ void sketchoptim_step(const Step* step);
 // to its last: nothing is written then. The result is the same for every number of threads.
 int64_t sketchoptim_pool_bags(const Bags* bags);
 
-// Fills scores and classes. The result is the same for every number of threads.
-void sketchoptim_top_classes(const TopClasses* search);
+// Fills scores and classes. The result is the same for every number of threads. Returns whether there
+// was memory for the search.
+int32_t sketchoptim_top_classes(const TopClasses* search);
 }
 #pragma GCC visibility pop

@@ -1,6 +1,5 @@
 // Checks a gradient before a step along it changes anything.
 #include <cmath>
-#include <memory>
 
 #include "rows.h"
 #include "square_sum.h"
@@ -16,14 +15,13 @@ template <int32_t P>
 int32_t inspect_rows(const Step& s) {
   const Gradient& g = s.gradient;
   int64_t refused = 0;
-  in_parallel(s, false, RowWork{1, 0}, [&](Span rows, Span columns) {
-    std::unique_ptr<float[]> buffer(new float[s.dim]);
+  in_parallel(s, false, RowWork{1, 0}, [&](Span rows, Span columns, float* buffer) {
     int64_t mine = 0;
     auto inspect = [&](int64_t r) ALWAYS {
       if (!g.starts) prefetch(g.values, P, next_of(s, r, rows) * s.dim, columns);
       const float* x = g.sums && !is_alone(g, r)
                            ? gathered<P>(s, r, columns, g.sums + g.slots[r] * s.dim)
-                           : gradient_of<P>(s, r, columns, buffer.get());
+                           : gradient_of<P>(s, r, columns, buffer);
       const float squares = square_sum(x, s.dim);
       // If the sum of squares is within the bound of one square, every number is within its own.
       if (!(squares <= s.largest_gradient * s.largest_gradient))

@@ -33,18 +33,24 @@ inline Span share_of_rows(const Gradient& g, RowWork unit, int64_t part, int64_t
   return {first_row(part), first_row(part + 1)};
 }
 
-// Calls visit(rows, columns) on every thread, with its share of the columns or of the rows.
+// Of the workspace: each thread has a buffer for the gradients of a group of rows.
+INLINE int64_t buffer_size(const Step& s) {
+  return (std::min(kStreams, s.gradient.rows) * s.dim + kLine - 1) / kLine * kLine;
+}
+
+// Calls visit(rows, columns, buffer) on every thread, with its share of the columns or of the rows.
 template <typename Visit>
 void in_parallel(const Step& s, bool by_column, RowWork unit, Visit visit) {
   const int64_t parts = std::max(1, s.threads), rows = s.gradient.rows;
-  const int64_t lines = (s.dim + kLine - 1) / kLine;
+  const int64_t lines = (s.dim + kLine - 1) / kLine, size = buffer_size(s);
 #pragma omp parallel for schedule(static, 1) num_threads(s.threads) if (parts > 1)
   for (int64_t part = 0; part < parts; ++part) {
+    float* buffer = static_cast<float*>(s.workspace) + part * size;
     if (by_column) {
       const Span span = share(lines, part, parts);
-      visit(Span{0, rows}, Span{span.begin * kLine, std::min(s.dim, span.end * kLine)});
+      visit(Span{0, rows}, Span{span.begin * kLine, std::min(s.dim, span.end * kLine)}, buffer);
     } else {
-      visit(share_of_rows(s.gradient, unit, part, parts), Span{0, s.dim});
+      visit(share_of_rows(s.gradient, unit, part, parts), Span{0, s.dim}, buffer);
     }
   }
 }

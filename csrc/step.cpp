@@ -5,7 +5,6 @@
 // columns where rows have to be in order, and rows everywhere else. Either way each number is
 // computed by one thread in one order, and the number of threads changes no bit.
 #include <cstring>
-#include <memory>
 
 #include "by_row.h"
 #include "rows.h"
@@ -15,6 +14,10 @@ namespace {
 
 constexpr int64_t kPieceOfThreads = 16;  // a piece is this much larger with threads
 constexpr int64_t kMostPieceRows = 1 << 17;  // half a megabyte of row values
+
+constexpr int64_t kAlignment = 64;
+
+int64_t bytes_of_counters(const Moment& m) { return m.depth * m.width * bytes_of(m.dtype); }
 
 bool has_linear(const Step& s) { return is_linear(s.first) || is_linear(s.second); }
 
@@ -50,16 +53,47 @@ void update(const Step& s, const Moment& second_before) {
   if (squares_follow) write_by_row(s.second, squares_of(s), s.threads);
 }
 
+bool is_in_pieces(const Step& s) { return is_by_row(s.second) && !s.row_values; }
+
+int64_t rows_of_piece(const Step& s) {
+  // Each piece starts threads four times, so with threads a piece is larger than the cache.
+  const int64_t wanted = s.threads > 1 ? s.piece_rows * s.threads * kPieceOfThreads : s.piece_rows;
+  return std::min({wanted, std::max(s.piece_rows, kMostPieceRows), s.gradient.rows});
+}
+
+// The workspace, part by part: sizes without memory, pointers with it.
+struct Workspace {
+  int64_t bytes = 0;
+  char* const memory;
+
+  explicit Workspace(void* start) : memory(static_cast<char*>(start)) {}
+
+  void* take(int64_t size) {
+    void* part = memory ? memory + bytes : nullptr;
+    bytes += (size + kAlignment - 1) / kAlignment * kAlignment;
+    return part;
+  }
+
+  void take_buffers(const Step& s) { take(std::max(1, s.threads) * buffer_size(s) * 4); }
+  float* take_row_values(const Step& s) {
+    return static_cast<float*>(take(rows_of_piece(s) * 4));
+  }
+  void* take_counters(const Step& s) {
+    return is_conservative(s.second) ? take(bytes_of_counters(s.second)) : nullptr;
+  }
+};
+
 // A step with a second moment by row, along a dense gradient of many rows. One number per row is
 // more memory than the sketch, so rows go through in pieces, whose mean squares are computed again.
 void step_in_pieces(const Step& s) {
-  // Each piece starts threads four times, so with threads a piece is larger than the cache.
-  const int64_t wanted = s.threads > 1 ? s.piece_rows * s.threads * kPieceOfThreads : s.piece_rows;
-  const int64_t size = std::min({wanted, std::max(s.piece_rows, kMostPieceRows), s.gradient.rows});
-  std::unique_ptr<float[]> row_values(new float[size]);
+  Workspace workspace(s.workspace);
+  workspace.take_buffers(s);
+  float* row_values = workspace.take_row_values(s);
+  void* counters = workspace.take_counters(s);
+  const int64_t size = rows_of_piece(s);
   auto for_pieces = [&](auto visit) {
     Step piece = s;
-    piece.row_values = row_values.get();
+    piece.row_values = row_values;
     piece.is_inspected = 0;
     for (int64_t begin = 0; begin < s.gradient.rows; begin += size) {
       piece.gradient.first_id = begin;
@@ -71,12 +105,7 @@ void step_in_pieces(const Step& s) {
   };
   if (has_linear(s)) for_pieces(add);
   Moment before = s.second;
-  std::unique_ptr<char[]> counters;
-  if (is_conservative(s.second)) {
-    const int64_t bytes = s.second.depth * s.second.width * bytes_of(s.second.dtype);
-    counters.reset(new char[bytes]);
-    before.data = std::memcpy(counters.get(), s.second.data, bytes);
-  }
+  if (counters) before.data = std::memcpy(counters, s.second.data, bytes_of_counters(s.second));
   for_pieces([&](const Step& piece) { update(piece, before); });
 }
 
@@ -107,8 +136,18 @@ extern "C" void sketchoptim_noise(uint32_t key, const int64_t* ids, int64_t coun
   }
 }
 
+extern "C" int64_t sketchoptim_workspace(const Step* step) {
+  Workspace needed(nullptr);
+  needed.take_buffers(*step);
+  if (is_in_pieces(*step)) {
+    needed.take_row_values(*step);
+    needed.take_counters(*step);
+  }
+  return needed.bytes;
+}
+
 extern "C" void sketchoptim_step(const Step* step) {
-  if (is_by_row(step->second) && !step->row_values) return step_in_pieces(*step);
+  if (is_in_pieces(*step)) return step_in_pieces(*step);
   const Step s = inspected(*step);
   if (has_linear(s)) add(s);
   update(s, s.second);

@@ -2,7 +2,6 @@
 #include "sweep.h"
 
 #include <cmath>
-#include <memory>
 #include <type_traits>
 
 #include "by_row.h"
@@ -98,10 +97,9 @@ INLINE void for_free_rows(const Step& s, Span rows, Span columns, bool are_looks
 // First of two sweeps, for sketches by element that are linear.
 template <int32_t P, typename First, typename Second>
 void add_rows(const Step& s) {
-  in_parallel(s, true, work_of(s), [&](Span rows, Span columns) {
-    std::unique_ptr<float[]> buffer(new float[s.dim]);
+  in_parallel(s, true, work_of(s), [&](Span rows, Span columns, float* buffer) {
     for_ordered_rows(s, rows, [&](const Row& row, const Row& next) ALWAYS {
-      const float* g = gradient_of<P>(s, row.number, columns, buffer.get());
+      const float* g = gradient_of<P>(s, row.number, columns, buffer);
       const First first(s.first, row.first, row.at);
       const Second second(s.second, row.second, row.at);
       for_columns(columns.begin, columns.end, [&](int64_t c, int64_t count) ALWAYS {
@@ -189,11 +187,10 @@ template <int32_t P, typename First, typename Second>
 void update_ordered_rows(const Step& s) {
   const bool by_column = is_item_wise(s.first) || is_item_wise(s.second);
   const bool has_row_values = is_by_row(s.second);
-  in_parallel(s, by_column, work_of(s), [&](Span rows, Span columns) {
-    std::unique_ptr<float[]> buffer(new float[s.dim]);
+  in_parallel(s, by_column, work_of(s), [&](Span rows, Span columns, float* buffer) {
     const Update<P, First, Second> update(s, columns);
     for_ordered_rows(s, rows, [&](const Row& row, const Row& next) ALWAYS {
-      const float* g = gradient_of<P>(s, row.number, columns, buffer.get());
+      const float* g = gradient_of<P>(s, row.number, columns, buffer);
       update(row, &next, g,
              has_row_values ? update.inverse_root(s.row_values[row.number]) : 1.0f);
     });
@@ -210,14 +207,12 @@ template <int32_t P, typename First, typename Second>
 void update_free_rows(const Step& s) {
   const bool has_row_values = is_by_row(s.second);
   const bool finds_squares = has_row_values && !s.is_inspected;
-  in_parallel(s, false, work_of(s), [&](Span rows, Span columns) {
-    const int64_t kept = std::min(kStreams, rows.end - rows.begin);
-    std::unique_ptr<float[]> buffer(new float[kept * s.dim]);
+  in_parallel(s, false, work_of(s), [&](Span rows, Span columns, float* buffer) {
     const Update<P, First, Second> update(s, columns);
     const float* gradients[kStreams];
     float inverses[kStreams];
     auto look = [&](int64_t r, int64_t i) ALWAYS {
-      gradients[i] = gradient_of<P>(s, r, columns, buffer.get() + i * s.dim);
+      gradients[i] = gradient_of<P>(s, r, columns, buffer + i * s.dim);
       if (finds_squares)
         s.row_values[r] =
             moved_by_row(s.second, s.row_values[r], mean_square(gradients[i], s.dim));
@@ -233,7 +228,7 @@ void update_free_rows(const Step& s) {
 template <int32_t P, typename First, typename Second>
 void update_rows_by_ratio(const Step& s) {
   const float second_root = s.second_root, eps = s.eps, clip = s.has_clip ? s.clip : INFINITY;
-  in_parallel(s, false, work_of(s), [&](Span rows, Span columns) {
+  in_parallel(s, false, work_of(s), [&](Span rows, Span columns, float*) {
     const Applied<P> apply(s);
     for_ordered_rows(s, rows, [&](const Row& row, const Row& next) ALWAYS {
       const First first(s.first, row.first, row.at);

@@ -2,7 +2,7 @@
 // hash row. Buckets are hashed, never stored, and a score is read for all queries at once.
 #include <algorithm>
 #include <cmath>
-#include <memory>
+#include <new>
 #include <vector>
 
 #include "moment.h"
@@ -27,6 +27,9 @@ bool is_before(const Found& a, const Found& b) {
 struct Best {
   explicit Best(const TopClasses& t) : k(t.k), heaps(t.queries) {
     for (int64_t q = 0; q < kMaxQueries; ++q) bounds[q] = q < t.queries ? -INFINITY : INFINITY;
+  }
+
+  void reserve(const TopClasses& t) {
     for (auto& heap : heaps) heap.reserve(std::min(t.k, t.count));
   }
 
@@ -142,20 +145,21 @@ void scan(const TopClasses& t, Span classes, Best& best) {
 template <int32_t kCombination>
 void run(const TopClasses& t) {
   const int64_t parts = std::max(1, t.threads);
-  std::vector<std::unique_ptr<Best>> found(parts);
+  // Reserved before threads start, which no exception may leave.
+  std::vector<Best> found(parts, Best(t));
+  for (Best& best : found) best.reserve(t);
 #pragma omp parallel for schedule(static, 1) num_threads(t.threads) if (parts > 1)
   for (int64_t part = 0; part < parts; ++part) {
     const Span classes{t.count * part / parts, t.count * (part + 1) / parts};
-    found[part].reset(new Best(t));
     if (t.queries <= kFewQueries)
-      scan<kCombination, kFewQueries>(t, classes, *found[part]);
+      scan<kCombination, kFewQueries>(t, classes, found[part]);
     else
-      scan<kCombination, kMaxQueries>(t, classes, *found[part]);
+      scan<kCombination, kMaxQueries>(t, classes, found[part]);
   }
   for (int64_t q = 0; q < t.queries; ++q) {
     std::vector<Found> all;
     for (const auto& best : found)
-      all.insert(all.end(), best->heaps[q].begin(), best->heaps[q].end());
+      all.insert(all.end(), best.heaps[q].begin(), best.heaps[q].end());
     std::sort(all.begin(), all.end(), is_before);
     for (int64_t i = 0; i < t.k; ++i) {
       t.scores[q * t.k + i] = all[i].score;
@@ -166,10 +170,15 @@ void run(const TopClasses& t) {
 
 }  // namespace
 
-extern "C" void sketchoptim_top_classes(const TopClasses* t) {
-  switch (t->combination) {
-    case kLeast: return run<kLeast>(*t);
-    case kMedian: return run<kMedian>(*t);
-    default: return run<kSum>(*t);
+extern "C" int32_t sketchoptim_top_classes(const TopClasses* t) {
+  try {
+    switch (t->combination) {
+      case kLeast: run<kLeast>(*t); break;
+      case kMedian: run<kMedian>(*t); break;
+      default: run<kSum>(*t);
+    }
+    return 1;
+  } catch (const std::bad_alloc&) {
+    return 0;
   }
 }

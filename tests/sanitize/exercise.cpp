@@ -140,7 +140,7 @@ void random_moment(State& state, bool is_first, int32_t dtype, int64_t n, int64_
 struct Work {
   Step step{};
   State first, second;
-  Bytes parameter{0}, values{0}, row_values{0};
+  Bytes parameter{0}, values{0}, row_values{0}, workspace{0};
   bool is_in_pieces = false;  // a dense gradient without row_values
   std::shared_ptr<std::vector<int64_t>> ids;
   std::shared_ptr<Bytes> room, sums;
@@ -155,6 +155,8 @@ struct Work {
     step.row_values = keeps_squares ? row_values.as<float>() : nullptr;
     step.first = first.moment;
     step.second = second.moment;
+    replace(workspace, sketchoptim_workspace(&step));
+    step.workspace = workspace.as<void>();
     return &step;
   }
 };

@@ -125,5 +125,9 @@ def _by_kernel(
         scores=found.scores.data_ptr(),
         classes=found.ids.data_ptr(),
     )
-    library.sketchoptim_top_classes(ctypes.byref(search))
+    if not library.sketchoptim_top_classes(ctypes.byref(search)):
+        raise MemoryError(
+            f"the search for the {k} best of {search.count} classes needs a list of {k} for each "
+            f"of {queries} queries and {search.threads} threads; use a smaller k, or fewer threads"
+        )
     return found

@@ -10,7 +10,7 @@ import torch
 
 from .._warning import warn
 
-_ABI = 9
+_ABI = 10
 # From torch's name of what the machine can do to our name of what a library was built for.
 _LEVELS = {"AVX512": "v4", "AVX2": "v3"}
 
@@ -58,6 +58,7 @@ class Step(ctypes.Structure):
         ("first", Moment),
         ("second", Moment),
         ("row_values", c_void_p),
+        ("workspace", c_void_p),
         ("step_size", c_float),
         ("second_root", c_float),
         ("eps", c_float),
@@ -159,7 +160,9 @@ def load(name: str) -> ctypes.CDLL:
     library.sketchoptim_step.argtypes = [POINTER(Step)]
     library.sketchoptim_step.restype = None
     library.sketchoptim_top_classes.argtypes = [POINTER(TopClasses)]
-    library.sketchoptim_top_classes.restype = None
+    library.sketchoptim_top_classes.restype = c_int32
+    library.sketchoptim_workspace.argtypes = [POINTER(Step)]
+    library.sketchoptim_workspace.restype = c_int64
     return library
 
 

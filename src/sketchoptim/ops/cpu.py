@@ -26,6 +26,8 @@ _ELEMENTS_FOR_THREADS = 1 << 15
 # A buffer of up to this many row values is kept between steps: 64 KiB. With cold caches torch takes
 # as long to allocate one as the kernel takes for a hundred rows.
 _ROWS_KEPT = 1 << 14
+# The workspace of a step with one thread, 16 bytes a column, is kept for up to this many: 64 KiB.
+_COLUMNS_KEPT = 1 << 12
 # The fields of a rule from here on hardly ever change from step to step.
 _CONSTANTS_FROM = FusedRule._fields.index("eps")
 
@@ -104,6 +106,10 @@ class CpuKernels:
             None if moment is None else _KernelMoment(moment, parameter, call)
             for moment, call in zip(moments, (self.call.first, self.call.second), strict=True)
         )
+        # What steps with one thread need; those with several allocate what they need themselves.
+        self.workspace: Tensor | None = None
+        if self.dim <= _COLUMNS_KEPT:
+            self.workspace = torch.empty(16 * self.dim + 64, dtype=torch.uint8, device="cpu")
         self.squares = torch.empty(0, dtype=torch.float32, device="cpu")
         self.constants: tuple[object, ...] = ()
 
@@ -154,9 +160,14 @@ class CpuKernels:
                 if touched <= _ROWS_KEPT:
                     self.squares = squares
             call.row_values = squares.data_ptr()
+        workspace = self.workspace
+        if is_large or workspace is None:
+            size = self.library.sketchoptim_workspace(call)
+            workspace = torch.empty(size, dtype=torch.uint8, device="cpu")
+        call.workspace = workspace.data_ptr()
         call.is_inspected = is_checked
         is_finite = not is_checked or bool(self.library.sketchoptim_inspect(call))
-        return _CpuStep(self, rule, touched, is_finite, (values, ids, sums, squares))
+        return _CpuStep(self, rule, touched, is_finite, (values, ids, sums, squares, workspace))
 
     def _set_constants(self, rule: FusedRule) -> None:
         call = self.call
