@@ -10,7 +10,6 @@ from torch import Tensor
 from ..moments import Average
 from ._gpu_moment import GpuMoment, mode_of
 from ._rule import FusedRule
-from ._schedule import Schedule
 from ._triton import blocks, moves, ordered, prepare, rows
 from .reference import LARGEST_GRADIENT
 
@@ -147,10 +146,10 @@ class _Plan:
 
     def _begin(self) -> Launch:
         call, rule = self.call, self.rule
-        correction, size, clip, first_beta, second_beta = _correction(rule)
+        correction, first_beta, second_beta = _correction(rule)
         first, second = (rule.first or Average(1.0, 0.0)), (rule.second or Average(1.0, 0.0))
         numbers = {
-            "step_size": size, "second_root": rule.second_root, "clip": clip,
+            "step_size": rule.step_size, "second_root": rule.second_root, "clip": rule.clip or 0.0,
             "first_beta": first_beta, "second_beta": second_beta, "eps": rule.eps,
             "weight_decay": rule.weight_decay, "shrink": rule.shrink,
             "nesterov": rule.nesterov or 0.0, "first_weight": first.weight,
@@ -228,8 +227,8 @@ class _Plan:
     def _move(self) -> list[Launch]:
         call, rule, first, second = self.call, self.rule, self.first, self.second
         shape = call.shape
-        schedule = _schedule_of(rule)
-        has_root = rule.second_root != 1.0 or bool(schedule and schedule.is_after_eps)
+        is_after_eps = rule.schedule is not None and rule.schedule.is_after_eps is True
+        has_root = is_after_eps or rule.second_root != 1.0
         flags = {
             "HAS_NESTEROV": rule.nesterov is not None, "HAS_ROOT": has_root,
             "HAS_CLIP": rule.clip is not None, "IS_STOCHASTIC": call.rounding_key is not None,
@@ -292,27 +291,15 @@ class _Plan:
         return (max(1, min(programs, MOST_PROGRAMS_OF_COUNTERS)),)
 
 
-def _schedule_of(rule: FusedRule) -> Schedule | None:
-    """What the rule's numbers come from, unless somebody has changed them since."""
+def _correction(rule: FusedRule) -> tuple[int, float, float]:
+    """The kind of correction, and the decays that it needs."""
     schedule = rule.schedule
     if schedule is None:
-        return None
-    size, root, clip = schedule.numbers()
-    is_as_made = size == rule.step_size and root == rule.second_root
-    is_clip_as_made = schedule.is_after_eps is None or clip == rule.clip
-    return schedule if is_as_made and is_clip_as_made else None
-
-
-def _correction(rule: FusedRule) -> tuple[int, float, float, float, float]:
-    """The kind of correction, and the numbers that it starts from."""
-    schedule, clip = _schedule_of(rule), rule.clip or 0.0
-    if schedule is None:
-        return prepare.PLAIN.value, rule.step_size, clip, 0.0, 0.0
+        return prepare.PLAIN.value, 0.0, 0.0
     if schedule.is_after_eps is None:
-        return prepare.RATE_DECAY.value, schedule.rate, clip, schedule.rate_decay, 0.0
+        return prepare.RATE_DECAY.value, schedule.rate_decay, 0.0
     kind = prepare.BIAS_AFTER_EPS if schedule.is_after_eps else prepare.BIAS_BEFORE_EPS
-    clip = schedule.clip or 0.0
-    return kind.value, schedule.rate, clip, schedule.first_decay, schedule.second_decay
+    return kind.value, schedule.first_decay, schedule.second_decay
 
 
 def _bits(number: float) -> int:

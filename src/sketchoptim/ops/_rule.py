@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .._sketch import median
 from ..moments import Average
-from ._schedule import Schedule
+from ._schedule import Numbers, Schedule
 
 # rows [k, dim], gradient [k, dim], first and second moment ([k, dim], [k, 1] or None) -> new rows
 Update = Callable[[Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
@@ -69,12 +69,12 @@ class FusedRule(NamedTuple):
         p <- shrink * p - step_size * direction
 
     Args:
-        step_size: With the learning rate and the first moment's bias correction in it.
+        step_size: The learning rate, before what `schedule` makes of it.
         first: How the first moment moves; None where there is none, or where it is dropped.
         second: How the second moment moves, or None.
-        second_root: The square root of the second moment's bias correction.
-        schedule: What step size, root and clip come from, for devices that count steps by
-            themselves; None where they are the same in all steps.
+        second_root: Divides the root of the second moment, unless `schedule` has a correction.
+        schedule: What the number of the step makes of step size, root and clip (`numbers`). Devices
+            that count steps by themselves apply it themselves. None if they stay as they are.
         eps: Keeps the quotient finite.
         weight_decay: Coupled: joins the gradient.
         shrink: Decoupled weight decay as a factor.
@@ -102,16 +102,22 @@ class FusedRule(NamedTuple):
         """False: a fused rule uses the moments as they are after the step."""
         return False
 
+    def numbers(self) -> Numbers:
+        """Step size, root and clip of this step."""
+        given = Numbers(self.step_size, self.second_root, self.clip)
+        return given if self.schedule is None else self.schedule.applied(given)
+
     def direction(self, gradient: Tensor, first: Tensor | None, second: Tensor | None) -> Tensor:
         """Where the rows go, element by element; in the ratio form, for each hash row."""
+        _, second_root, clip = self.numbers()
         numerator = gradient if first is None else first
         if self.nesterov is not None and first is not None:
             numerator = gradient + first * self.nesterov
         if second is not None:
             root = second.sqrt()
-            root = root if self.second_root == 1.0 else root / self.second_root
+            root = root if second_root == 1.0 else root / second_root
             numerator = numerator / (root + self.eps)
-        return numerator if self.clip is None else torch.clamp(numerator, -self.clip, self.clip)
+        return numerator if clip is None else torch.clamp(numerator, -clip, clip)
 
     def update(
         self, rows: Tensor, gradient: Tensor, first: Tensor | None, second: Tensor | None
@@ -120,4 +126,4 @@ class FusedRule(NamedTuple):
         direction = self.direction(gradient, first, second)
         if self.is_ratio:
             direction = median(direction)
-        return rows * self.shrink - direction * self.step_size
+        return rows * self.shrink - direction * self.numbers().step_size

@@ -127,7 +127,8 @@ class CpuKernels:
         if type(rule) is not FusedRule or type(gradient) not in PLAIN_TENSORS or not is_readable:
             return None
         call, part = self.call, self.call_gradient
-        call.step_size, call.second_root = rule.step_size, rule.second_root
+        call.step_size, call.second_root, clip = rule.numbers()
+        call.has_clip, call.clip = clip is not None, clip or 0.0
         constants = rule[_CONSTANTS_FROM:]
         if constants != self.constants:
             self._set_constants(rule)
@@ -174,7 +175,6 @@ class CpuKernels:
         call.eps, call.weight_decay, call.shrink = rule.eps, rule.weight_decay, rule.shrink
         call.is_maximizing, call.is_ratio = rule.maximize, rule.is_ratio
         call.has_nesterov, call.nesterov = rule.nesterov is not None, rule.nesterov or 0.0
-        call.has_clip, call.clip = rule.clip is not None, rule.clip or 0.0
 
     def _group(self, ids: Tensor, values: Tensor) -> tuple[Tensor, Tensor, int]:
         """Groups equal ids; strictly ascending ones, as coalesced ids are, stay as they are.

@@ -72,11 +72,10 @@ class Adagrad(Optimizer):
         return float(group["initial_accumulator_value"])
 
     def rule(self, group: Group, step: int, *, memory: Memory, is_sparse: bool) -> FusedRule:
-        lr, decay = float(group["lr"]), float(group["lr_decay"])
         return FusedRule(
-            step_size=lr / (1 + (step - 1) * decay),
+            step_size=float(group["lr"]),
             second=Average(1.0, 1.0),
-            schedule=Schedule(step, lr, rate_decay=decay),
+            schedule=Schedule(step, rate_decay=float(group["lr_decay"])),
             eps=float(group["eps"]),
             weight_decay=float(group["weight_decay"]),
             maximize=group["maximize"],

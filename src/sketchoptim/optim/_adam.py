@@ -1,6 +1,5 @@
 """Adam and AdamW."""
 
-import math
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
@@ -109,20 +108,16 @@ class Adam(Optimizer):
         beta1, beta2 = map(float, group["betas"])
         if memory.first is None:
             beta1 = 0.0
-        root = math.sqrt(1 - beta2**step)
-        numerator, denominator = root if is_sparse else 1.0, 1 - beta1**step
         return FusedRule(
-            step_size=lr * numerator / denominator,
+            step_size=lr,
             first=None if memory.first is None else Average(beta1, 1 - beta1),
             second=Average(beta2, 1 - beta2),
-            second_root=1.0 if is_sparse else root,
-            schedule=Schedule(step, lr, beta1, beta2, not is_sparse, clip=memory.clip),
+            schedule=Schedule(step, beta1, beta2, is_after_eps=not is_sparse),
             eps=float(group["eps"]),
             weight_decay=0.0 if self.is_decoupled else decay,
             shrink=1 - lr * decay if self.is_decoupled else 1.0,
             maximize=group["maximize"],
-            # The bound is for the step, which has the bias correction in it; the direction has not.
-            clip=None if memory.clip is None else memory.clip * denominator / numerator,
+            clip=memory.clip,
             is_ratio=memory.form == "ratio",
         )
 

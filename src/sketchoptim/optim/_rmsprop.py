@@ -70,7 +70,7 @@ class RMSprop(Optimizer):
         return FusedRule(
             step_size=float(group["lr"]),
             second=Average(alpha, 1 - alpha),
-            schedule=Schedule(step, float(group["lr"])),
+            schedule=Schedule(step),
             eps=float(group["eps"]),
             weight_decay=float(group["weight_decay"]),
             maximize=group["maximize"],

@@ -91,7 +91,7 @@ class SGD(Optimizer):
         return FusedRule(
             step_size=float(group["lr"]),
             first=Average(momentum, weight) if has_momentum else None,
-            schedule=Schedule(step, float(group["lr"])),
+            schedule=Schedule(step),
             nesterov=momentum if has_momentum and group["nesterov"] else None,
             weight_decay=float(group["weight_decay"]),
             maximize=group["maximize"],
