@@ -20,6 +20,12 @@ pytest.importorskip("triton", reason="triton is not installed: make test-gpu ins
 from sketchoptim.ops import _gpu_launches, gpu
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+# The GPU whose PTX is executed instead.
+PTX_TARGET = os.environ.get("SKETCHOPTIM_PTX")
+IS_EXECUTED = IS_INTERPRETED or PTX_TARGET is not None
+needs_execution = pytest.mark.skipif(
+    not IS_EXECUTED, reason="needs TRITON_INTERPRET=1 or SKETCHOPTIM_PTX=sm_80"
+)
 
 
 class Counter:
@@ -33,7 +39,7 @@ class Counter:
 def stepping_by_gpu_kernels(*, is_run: bool = True) -> Iterator[Counter]:
     """Steps within are taken by the GPU's kernels, whose launches may be left out.
 
-    Tiles are large, since the interpreter takes as long for a small one.
+    Tiles are large in the interpreter, which takes as long for a small one.
     """
     counter = Counter()
     run = gpu.GpuStep.run_
@@ -53,7 +59,9 @@ def stepping_by_gpu_kernels(*, is_run: bool = True) -> Iterator[Counter]:
     with (
         mock.patch.object(ops, "find_kernels", find),
         mock.patch.object(gpu.GpuStep, "run_", counted),
-        mock.patch.object(_gpu_launches, "TILE", 1 << 14 if is_run else _gpu_launches.TILE),
+        mock.patch.object(
+            _gpu_launches, "TILE", 1 << 14 if is_run and IS_INTERPRETED else _gpu_launches.TILE
+        ),
     ):
         if is_run:
             yield counter

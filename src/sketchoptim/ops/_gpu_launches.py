@@ -60,6 +60,8 @@ class Launch(NamedTuple):
     kernel: Any
     grid: tuple[int, ...]
     arguments: dict[str, Any]
+    kept: tuple[Tensor, ...] = ()
+    """Tensors that the kernel finds by addresses among its numbers."""
 
     def run_(self) -> None:
         self.kernel[self.grid](**self.arguments)
@@ -111,8 +113,9 @@ class _Plan:
         self.call, self.rule = call, call.rule
         self.first = call.first if call.rule.first is not None else call.first.unused()
         self.second = call.second if call.rule.second is not None else call.second.unused()
-        unused = call.ledger
-        ids, order, partials, row_values = unused, unused, unused, unused
+        blank = call.first.blank
+        ids = order = blank.words
+        partials = row_values = blank.numbers
         if call.ids is not None:
             ids, order = (call.ids, call.ids) if is_sorted else call.ids.sort(stable=True)
             pieces = triton.cdiv(call.positions, rows.PIECE.value)
@@ -120,7 +123,7 @@ class _Plan:
                 partials = call.ledger.new_empty(pieces * call.dim, dtype=torch.float32)
         if self.second.is_by_row:
             row_values = call.ledger.new_empty(call.positions, dtype=torch.float32)
-        self.has_pieces = partials is not unused
+        self.has_pieces = partials is not blank.numbers
         self.gradient = {
             "entries": call.values, "ids": ids, "order": order, "partials": partials,
             "count": call.positions, "DIM": call.dim,

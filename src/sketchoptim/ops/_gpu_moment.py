@@ -1,7 +1,7 @@
 """A moment as the GPU's kernels take it: constants, pointers, and the numbers that it keeps."""
 
 import math
-from typing import Any, assert_never
+from typing import Any, NamedTuple, assert_never
 
 import torch
 from torch import Tensor
@@ -18,13 +18,30 @@ _FORMS = {
 }
 
 
+class Blank(NamedTuple):
+    """Pointers that stand for those a kernel does not read, with the types of those it reads.
+
+    A kernel is compiled with both branches of what only its counts decide, so types must agree.
+    """
+
+    numbers: Tensor
+    """float32."""
+    words: Tensor
+    """int64."""
+
+    @classmethod
+    def over(cls, ledger: Tensor) -> "Blank":
+        return cls(ledger.view(torch.float32), ledger.view(torch.int64))
+
+
 class GpuMoment:
     """What launches need to know of one moment; with None, of a moment that is not kept."""
 
-    def __init__(self, moment: Moment | None, dummy: Tensor) -> None:
+    def __init__(self, moment: Moment | None, blank: Blank) -> None:
         self.kind, self.form, self.depth, self.width = kinds.NONE.value, 0, 0, 1
-        self.dummy = dummy
-        self.data = self.words = self.scales = self.book = self.borders = dummy
+        self.blank = blank
+        self.data = self.scales = self.book = self.borders = blank.numbers
+        self.words = blank.words
         self.sketch: Sketch | None = None
         self.decays = False
         self.block = self.block_rows = 0
@@ -97,7 +114,7 @@ class GpuMoment:
 
     def unused(self) -> "GpuMoment":
         """What stands for it in a step whose rule does not move it."""
-        return GpuMoment(None, self.dummy)
+        return GpuMoment(None, self.blank)
 
     @property
     def is_raised_at_once(self) -> bool:

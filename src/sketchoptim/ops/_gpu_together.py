@@ -58,14 +58,7 @@ class SortKeys(NamedTuple):
         torch.sort(self.keys, stable=True, out=(self.sorted_keys, self.order))
 
 
-class Together(NamedTuple):
-    """Launches for several tables, with the tensors that kernels know by their addresses alone."""
-
-    launches: list[Launch | SortKeys]
-    kept: list[list[Launch]]
-
-
-def launches_together(calls: Sequence[Call]) -> Together:
+def launches_together(calls: Sequence[Call]) -> list[Launch | SortKeys]:
     """The launches for a group: keys, a sort, and each kernel once for all tables."""
     planned = [launches(call, is_sorted=True) for call in calls]
     found: list[Launch | SortKeys] = []
@@ -75,20 +68,24 @@ def launches_together(calls: Sequence[Call]) -> Together:
         keys, rows = _sort_together_(calls, planned)
         blocks = max(triton.cdiv(call.positions, _KEYS_AT_ONCE) for call in calls)
         arguments = {"keys": keys.keys, "BLOCK": _KEYS_AT_ONCE, **OPTIONS}
-        found = [Launch(together.collect_keys, (blocks, len(calls)), arguments), keys]
+        ids = tuple(call.ids for call in calls if call.ids is not None)
+        found = [Launch(together.collect_keys, (blocks, len(calls)), arguments, ids), keys]
     for own, types in zip(zip(*planned, strict=True), typed, strict=True):
         launch = own[0]
         names = [name for name in launch.kernel.arg_names if not name.isupper()]
         rows += [[_word(it.arguments[name]) for name in names] for it in own]
         grid = (max(it.grid[0] for it in own), len(calls))
         arguments = {**_constants(launch), **types}
-        found.append(Launch(_KERNELS[launch.kernel][0], grid, arguments))
+        addressed = (value for it in own for value in it.arguments.values())
+        kept = [value for value in addressed if isinstance(value, Tensor)]
+        kept += [call.values for call in calls]
+        found.append(Launch(_KERNELS[launch.kernel][0], grid, arguments, tuple(kept)))
     words = _matrix(rows, calls[0].ledger.device)
     parts = iter(words.split(len(calls)))
     for launch in found:
         if isinstance(launch, Launch):
             launch.arguments.update(words=next(parts), stride=words.shape[1])
-    return Together(found, planned)
+    return found
 
 
 def _sort_together_(

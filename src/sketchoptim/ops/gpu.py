@@ -18,16 +18,20 @@ from torch.autograd.graph import increment_version
 from .. import _hashing
 from .._torch_private import entries
 from .._validation import PLAIN_TENSORS
+from .._warning import warn
 from ..moments import ArrayView, CodesView, Moment, Moments, SketchView
 from ._dispatch import PreparedStep, Settled
 from ._gpu_launches import MOST_COLUMNS, Call, Shape, launches
-from ._gpu_moment import GpuMoment
+from ._gpu_moment import Blank, GpuMoment
 from ._gpu_together import groups_of, launches_together
 from ._rule import AnyRule, FusedRule
 from ._triton import slots
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _MAX_DEPTH = 32
+_PAIRS_OF_A_PAGE = 256
+# Entries or rows beyond which a step that goes through them one by one is worth a warning.
+MOST_IN_ORDER = 4096
 
 
 def unsupported_reason(parameter: Tensor, moments: Moments, first_row: int = 0) -> str | None:
@@ -84,6 +88,30 @@ def _unsupported_blocks(parameter: Tensor, moments: Moments) -> str | None:
     return None
 
 
+class _Reports:
+    """Pairs of float64 in the memory of the host, which the device writes without a copy or a wait.
+
+    A pair is given out once, and its memory is never freed: a launch may write to it after the
+    kernels that own it are gone, and torch records no stream for pinned memory.
+    """
+
+    def __init__(self) -> None:
+        self.pages: list[Tensor] = []
+        self.free: dict[bool, list[Tensor]] = {True: [], False: []}  # by whether they are pinned
+
+    def take(self, is_pinned: bool) -> Tensor:
+        """A pair of zeros."""
+        free = self.free[is_pinned]
+        if not free:
+            page = torch.zeros(_PAIRS_OF_A_PAGE, 2, dtype=torch.float64, device="cpu")
+            self.pages.append(page.pin_memory() if is_pinned else page)
+            free += self.pages[-1]
+        return free.pop()
+
+
+_reports = _Reports()
+
+
 class GpuKernels:
     """The kernels bound to one parameter, with the device's own count of its steps."""
 
@@ -94,16 +122,16 @@ class GpuKernels:
         self.rows, self.dim = parameter.shape[:1].numel(), parameter.shape[1:].numel()
         self.ledger = torch.zeros(slots.SIZE.value, dtype=torch.float64, device=parameter.device)
         self.flag = torch.zeros(1, dtype=torch.int32, device=parameter.device)
-        # The device writes into memory of the host, which costs neither a copy nor a wait.
-        self.report = torch.zeros(2, dtype=torch.float64, device="cpu")
-        if parameter.is_cuda:
-            self.report = self.report.pin_memory()
+        self.report = _reports.take(parameter.is_cuda)
         self.refused = (0, 0)
-        self.first, self.second = (GpuMoment(moment, self.ledger) for moment in moments)
+        blank = Blank.over(self.ledger)
+        self.first, self.second = (GpuMoment(moment, blank) for moment in moments)
         self.expected: tuple[float, ...] = ()
         self.launched: GpuStep | None = None
         """The step that has been launched together with those of other tables."""
         self.shape = Shape.of(self.dim, self.first, self.second)
+        self.is_in_order = self.first.is_in_order or self.second.is_in_order
+        self.has_warned = False
 
     def unsupported_reason(self, gradient: Tensor, rule: AnyRule) -> str:
         """Why `prepare` gave None, and the remedy."""
@@ -135,11 +163,34 @@ class GpuKernels:
                     f"the gradient must have {ids.numel()} rows of {self.dim} numbers of "
                     f"{self.parameter.dtype}, got {list(values.shape)} of {values.dtype}"
                 )
-        return GpuStep(self, rule, ids, values, is_checked, rounding_key)
+        step = GpuStep(self, rule, ids, values, is_checked, rounding_key)
+        if is_capturing(self.parameter.device) and self._held(rule) != self.expected:
+            raise RuntimeError(
+                f"a step of the parameter of shape {list(self.parameter.shape)} can be captured in "
+                "a CUDA graph only after a step that was not: the graph would set the GPU's count "
+                "of steps back in each replay. Take a step before the capture"
+            )
+        positions = self.rows if ids is None else ids.numel()
+        if self.is_in_order and positions > MOST_IN_ORDER and not self.has_warned:
+            self.has_warned = True
+            warn(
+                f"the parameter of shape {list(self.parameter.shape)} has {positions} entries or "
+                "rows in a step. One warp of the GPU goes through them one after the other, "
+                'because decay="paper" and decay="bucket" depend on their order, which is slow. '
+                'Use memory="lean" for training'
+            )
+        return step
 
-    def push_(self, step: int) -> None:
+    def _held(self, rule: FusedRule) -> tuple[float, ...]:
+        """What the host has before a step: its count of steps, scales and writes."""
+        step = self.expected[0] if self.expected else 0.0
+        if rule.schedule is not None:
+            step = float(rule.schedule.step - 1)
+        return (step, *self.first.lasting(), *self.second.lasting())
+
+    def push_(self, rule: FusedRule) -> None:
         """Gives the device what the host has, where that is not what the device will have."""
-        held = (float(step), *self.first.lasting(), *self.second.lasting())
+        held = self._held(rule)
         if held != self.expected:
             first = slots.STEP.value
             lasting = torch.tensor(held, dtype=torch.float64, device="cpu")
@@ -213,10 +264,7 @@ class GpuStep:
 
     def begin_(self) -> None:
         """Gives the device what it needs to count this step."""
-        kernels = self.kernels
-        host_step = kernels.expected[0] if kernels.expected else 0.0
-        schedule = self.rule.schedule
-        kernels.push_(int(host_step) if schedule is None else schedule.step - 1)
+        self.kernels.push_(self.rule)
 
     def end_(self) -> None:
         """Follows on the host what the device will have done."""
@@ -249,19 +297,27 @@ class GpuStep:
 def launch_together_(steps: Sequence[GpuStep]) -> None:
     """Launches steps of tables that the same kernels take, all tables in one sequence.
 
-    Their `run_` does nothing more; the steps that are left launch by themselves.
+    Their `run_` does nothing more; the steps that are left launch by themselves. So do all steps in
+    a CUDA graph: it would copy the words of the arguments again in each replay, from host memory
+    that no longer holds them.
     """
+    if not steps or is_capturing(steps[0].kernels.parameter.device):
+        return
     for group in groups_of([step.call() for step in steps]):
         together = [steps[number] for number in group]
         for step in together:
             step.begin_()
         with _current(together[0].kernels.parameter.device):
-            sequence = launches_together([step.call() for step in together])
-            for launch in sequence.launches:
+            for launch in launches_together([step.call() for step in together]):
                 launch.run_()
         for step in together:
             step.end_()
             step.kernels.launched = step
+
+
+def is_capturing(device: torch.device) -> bool:
+    """Whether launches on a device are recorded in a CUDA graph."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def _current(device: torch.device) -> AbstractContextManager[Any]:

@@ -9,41 +9,11 @@ from gpu_steps import IS_INTERPRETED
 if IS_INTERPRETED:
     pytest.skip("the interpreter's process cannot compile", allow_module_level=True)
 
+from gpu_cases import MEMORIES
 from gpu_compile import TARGETS, compiled, launches_of
 
-import sketchoptim as so
 from sketchoptim.storage import PRESETS
 
-
-def by_element(**options):
-    return so.Sketched(width=64, granularity="element", **options)
-
-
-def by_row(**options):
-    return so.Sketched(width=64, granularity="row", **options)
-
-
-HALF = torch.bfloat16
-LINEAR = by_element()
-# Each with the optimizer that it is compiled for.
-MEMORIES = {
-    "lean": ("Adam", PRESETS["lean"]),
-    "lean by AdamW": ("AdamW", PRESETS["lean"]),
-    "lean by Adagrad": ("Adagrad", PRESETS["lean"]),
-    "lean by RMSprop": ("RMSprop", PRESETS["lean"]),
-    "lean in bfloat16": ("Adam", so.Memory(None, by_row(conservative=True, dtype=HALF))),
-    "exact": ("Adam", so.Memory(so.Exact(), so.Exact(), clip=1.0)),
-    "exact by SGD": ("SGD", so.Memory(so.Exact(), None, clip=1.0)),
-    "row-wise": ("Adam", PRESETS["row-wise"]),
-    "8-bit": ("Adam", PRESETS["8-bit"]),
-    "8-bit, rows that share blocks": ("Adam", so.Memory(*[so.Quantized(block=1024)] * 2)),
-    "linear": ("Adam", so.Memory(LINEAR, LINEAR)),
-    "linear by row": ("Adam", so.Memory(None, by_row())),
-    "paper": ("Adam", PRESETS["paper-mv"]),
-    "paper by row": ("Adam", so.Memory(None, by_row(decay="paper"))),
-    "bucket in bfloat16": ("Adam", so.Memory(*[by_element(decay="bucket", dtype=HALF)] * 2)),
-    "ratio": ("Adam", so.Memory(LINEAR, LINEAR, form="ratio")),
-}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 each_target = pytest.mark.parametrize("target", TARGETS)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
@@ -77,7 +47,7 @@ def test_a_sparse_step_compiles_without_spills_and_approximations(target, dtype,
 @pytest.mark.parametrize("dim", [64, 100, 512, 4096])
 @pytest.mark.parametrize("preset", ["lean", "8-bit"])
 def test_other_widths_compile_without_spills(target, dim, preset):
-    for launch in launches_of(PRESETS[preset], dim=dim, dtype=HALF):
+    for launch in launches_of(PRESETS[preset], dim=dim, dtype=torch.bfloat16):
         assert_sound(launch, target)
 
 

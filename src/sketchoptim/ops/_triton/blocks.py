@@ -7,7 +7,7 @@ from . import slots
 from .codes import decode, encode
 from .moments import CODES, NONE, delta
 from .moves import direction_of
-from .rows import gradient, id_at, run_start
+from .rows import gradient, id_at, positions, run_start
 from .words import store_nearest, store_weights
 
 
@@ -45,7 +45,7 @@ def move_blocks(
 ):  # fmt: skip
     """Moves all rows, block by block; the first entry of a block stands for it."""
     if tl.load(flag) == 0:
-        at = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+        at = positions(tl.program_id(0), ROWS)
         if IS_DENSE:
             group = at
             is_group = group * BLOCK_ROWS < row_count

@@ -20,7 +20,7 @@ from .moments import (
     raise_at_once,
     reading_of,
 )
-from .rows import gradient, ids_at
+from .rows import gradient, ids_at, positions
 from .words import mix, store_nearest, store_weights
 
 
@@ -66,7 +66,7 @@ def direction_of(
     if HAS_SECOND:
         size = tl.sqrt_rn(second)
         if HAS_ROOT:
-            size = tl.div_rn(size, size * 0.0 + slots.number(ledger, slots.SECOND_ROOT))
+            size = tl.div_rn(size, tl.zeros_like(size) + slots.number(ledger, slots.SECOND_ROOT))
         result = tl.div_rn(result, size + slots.number(ledger, slots.EPS))
     if HAS_CLIP:  # comparisons are false for NaN, which stays
         clip = slots.number(ledger, slots.CLIP)
@@ -207,7 +207,7 @@ def move_rows(
 ):  # fmt: skip
     """Moves all rows, in any order: rows that share no numbers, or only maxima."""
     if tl.load(flag) == 0:
-        at = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+        at = positions(tl.program_id(0), ROWS)
         id, _, mask = ids_at(ids, at, count, IS_DENSE)
         for start in range(0, DIM, STRIDE):
             offsets = tl.arange(0, BLOCK)[None, :]

@@ -5,7 +5,7 @@ import triton.language as tl
 
 from . import slots
 from .moments import CONSERVATIVE, LINEAR, ROW_SKETCH, ROW_WISE, delta, estimate
-from .rows import ID_BITS, PIECE, any_of, gradient, id_at, ids_at, piece_sum, run_start
+from .rows import ID_BITS, PIECE, any_of, gradient, id_at, ids_at, piece_sum, positions, run_start
 from .words import mix, splitmix64, store_nearest
 
 # Corrections of a step's numbers by its number: none, Adam's, Adagrad's.
@@ -156,7 +156,7 @@ def begin(
             SECOND_FORGETS,
         )  # fmt: skip
     elif HAS_PIECES:
-        at = ((program - 1) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+        at = positions(program - 1, ROWS)
         _sum_pieces(entries, ids, order, partials, count, at, DIM, STRIDE, BLOCK)
 
 
@@ -171,7 +171,7 @@ def inspect(
     SECOND_FORGETS: tl.constexpr,
 ):  # fmt: skip
     """Raises the flag for bad ids and values; writes the mean squares of rows, or their targets."""
-    at = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    at = positions(tl.program_id(0), ROWS)
     id, is_inside, is_head = ids_at(ids, at, count, IS_DENSE)
     is_row = (id >= 0) & (id < row_count)
     if not IS_DENSE:  # what is above an id's bits is the number of the table, 0 if there is one
@@ -245,10 +245,18 @@ def _finish_moment(ledger, counters, size, MOMENT: tl.constexpr, BLOCK: tl.const
 
 
 @triton.jit
+def _increase(pointer, by):
+    """Adds to one number, which every warp loads and one of them stores; returns the sum."""
+    total = tl.load(pointer) + by
+    tl.debug_barrier()
+    tl.store(pointer, total)
+    return total
+
+
+@triton.jit
 def _commit_moment(ledger, MOMENT: tl.constexpr, LASTING: tl.constexpr):
-    lasting = ledger + LASTING
-    tl.store(lasting + slots.LASTING_SCALE, tl.load(ledger + MOMENT + slots.NEXT_SCALE))
-    tl.store(lasting + slots.LASTING_WRITES, tl.load(lasting + slots.LASTING_WRITES) + 1.0)
+    tl.store(ledger + LASTING + slots.LASTING_SCALE, tl.load(ledger + MOMENT + slots.NEXT_SCALE))
+    _increase(ledger + LASTING + slots.LASTING_WRITES, 1.0)
 
 
 @triton.jit(do_not_specialize=["first_size", "second_size"])
@@ -266,16 +274,14 @@ def finish(
             _finish_moment(ledger, second, second_size, slots.SECOND, BLOCK)
     if tl.program_id(0) == 0:
         if found == 0:
-            tl.store(ledger + slots.STEP, tl.load(ledger + slots.STEP) + 1.0)
+            _increase(ledger + slots.STEP, 1.0)
             if HAS_FIRST:
                 _commit_moment(ledger, slots.FIRST, slots.FIRST_LASTING)
             if HAS_SECOND:
                 _commit_moment(ledger, slots.SECOND, slots.SECOND_LASTING)
         else:
-            values = tl.load(ledger + slots.REFUSED_VALUES) + (found & slots.BAD_VALUES != 0)
-            ids = tl.load(ledger + slots.REFUSED_IDS) + (found & slots.BAD_IDS != 0)
-            tl.store(ledger + slots.REFUSED_VALUES, values)
-            tl.store(ledger + slots.REFUSED_IDS, ids)
-            # Memory of the host, which may read it at any time without waiting for the device.
-            tl.store(report, values)
-            tl.store(report + 1, ids)
+            # The report is memory of the host, which may read it at any time without a wait.
+            values = (found & slots.BAD_VALUES) != 0
+            tl.store(report, _increase(ledger + slots.REFUSED_VALUES, values))
+            ids = (found & slots.BAD_IDS) != 0
+            tl.store(report + 1, _increase(ledger + slots.REFUSED_IDS, ids))

@@ -23,6 +23,12 @@ ID_MASK = tl.constexpr(2**40 - 1)
 
 
 @triton.jit
+def positions(tile, ROWS: tl.constexpr):
+    """The positions of a tile, [rows, 1]: int64 before the product, which may exceed 2^31."""
+    return (tile.to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
+
+
+@triton.jit
 def any_of(mask):
     """Whether a mask [rows, 1] is true anywhere."""
     return tl.max(tl.max(mask.to(tl.int32), 1), 0) > 0

@@ -4,7 +4,7 @@ from unittest import mock
 
 import pytest
 import torch
-from gpu_steps import IS_INTERPRETED, stepping_by_gpu_kernels
+from gpu_steps import needs_execution, stepping_by_gpu_kernels
 from gradients import sparse, unchecked
 from torch import Tensor
 
@@ -13,7 +13,7 @@ from sketchoptim.ops import _gpu_together, gpu
 from sketchoptim.ops._gpu_launches import Launch
 from sketchoptim.storage import PRESETS
 
-pytestmark = pytest.mark.skipif(not IS_INTERPRETED, reason="needs TRITON_INTERPRET=1")
+pytestmark = needs_execution
 
 SHAPES = ((60, 8), (9, 8), (200, 8), (50, 12))
 
@@ -81,6 +81,22 @@ def test_three_tables_of_one_width_are_one_sequence_and_the_fourth_another():
     names = ["collect_keys", "begin", "inspect", "move_rows", "finish"]
     assert launched[:5] == [(name, (3,)) for name in names]
     assert [name for name, _ in launched[5:]] == ["begin", "inspect", "move_rows", "finish"]
+
+
+def test_tables_are_launched_one_by_one_while_a_graph_is_captured():
+    """A graph would read the words of a launch together from host memory in each replay."""
+    launched = []
+    tables = [torch.nn.Parameter(torch.ones(30, 8)) for _ in range(2)]
+    optimizer = so.Adam(tables)
+    run = mock.patch.object(Launch, "run_", lambda it: launched.append(it.kernel.__name__))
+    capturing = mock.patch.object(gpu, "is_capturing", return_value=True)
+    with stepping_by_gpu_kernels(is_run=False):
+        for table in tables:
+            table.grad = sparse(torch.tensor([1, 2]), torch.ones(2, 8), table.shape)
+        optimizer.step()
+        with run, capturing:
+            optimizer.step()
+    assert launched == ["begin", "inspect", "move_rows", "finish"] * 2
 
 
 def test_a_bad_id_of_one_table_leaves_the_others_alone():

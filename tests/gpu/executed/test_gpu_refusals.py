@@ -1,10 +1,11 @@
 """What the device refuses, what it counts, and what the host learns of it."""
 
 import math
+from unittest import mock
 
 import pytest
 import torch
-from gpu_steps import IS_INTERPRETED, stepping_by_gpu_kernels
+from gpu_steps import needs_execution, stepping_by_gpu_kernels
 from gradients import sparse, unchecked
 from torch import Tensor
 
@@ -14,7 +15,7 @@ from sketchoptim.ops import FusedRule, gpu
 from sketchoptim.ops._gpu_launches import launches
 from sketchoptim.storage import PRESETS
 
-pytestmark = pytest.mark.skipif(not IS_INTERPRETED, reason="needs TRITON_INTERPRET=1")
+pytestmark = needs_execution
 
 SHAPE = (40, 6)
 RULE = FusedRule(step_size=0.1, second=Average(0.9, 1 - 0.9), eps=1e-8)
@@ -116,6 +117,43 @@ def test_a_launch_that_is_repeated_counts_its_steps_on_the_device():
             launch.run_()
     assert replayed.kernels.settle_().extra_steps == 2
     assert_unchanged(stepped.snapshot(), replayed.snapshot())
+
+
+def test_a_step_whose_count_would_be_set_back_in_each_replay_is_not_captured():
+    """The first step copies the host's count to the device, and a graph would copy it again."""
+    adam = so.Adam([torch.nn.Parameter(torch.ones(1))], lr=0.1, betas=(0.9, 0.99))
+    group, lean = adam.param_groups[0], PRESETS["lean"]
+    rules = [adam.rule(group, it, memory=lean, is_sparse=True) for it in (1, 2, 9)]
+    bound = Bound()
+    before = bound.snapshot()
+    capturing = mock.patch.object(gpu, "is_capturing", return_value=True)
+    with capturing, pytest.raises(RuntimeError, match="captured in a CUDA graph only after a step"):
+        bound.step_(good(), rule=rules[0])
+    assert_unchanged(before, bound.snapshot())
+    bound.step_(good(), rule=rules[0])
+    with capturing:
+        bound.step_(good(), rule=rules[1])
+        with pytest.raises(RuntimeError, match="Take a step before the capture"):
+            bound.step_(good(), rule=rules[2])
+    assert bound.kernels.settle_().extra_steps == 0
+
+
+def test_the_memory_that_a_device_reports_to_is_not_given_out_again():
+    """A launch may write its report after the kernels that own it are gone."""
+    addresses = [Bound().kernels.report.data_ptr() for _ in range(600)]
+    assert len(set(addresses)) == 600
+
+
+@pytest.mark.parametrize("is_dense", [True, False], ids=["dense", "sparse"])
+def test_many_rows_that_move_in_order_get_one_warning(is_dense):
+    bound = Bound("paper-v-only")
+    gradient = good()
+    with mock.patch.object(gpu, "MOST_IN_ORDER", 2):
+        with pytest.warns(UserWarning, match="one after the other, because decay="):
+            bound.step_(gradient.to_dense() if is_dense else gradient)
+        bound.step_(good())
+    few = Bound("paper-v-only")
+    few.step_(good())
 
 
 def test_a_scale_that_the_host_changed_reaches_the_device():

@@ -2,16 +2,17 @@
 
 import pytest
 import torch
-from gpu_steps import IS_INTERPRETED  # skips where triton is not installed
+from gpu_steps import needs_execution  # skips where triton is not installed
 from hash_specification import IDS, WIDTHS, WORDS
 from rounding_specification import COLUMNS, NOISE
 
 from sketchoptim import _hashing
 
 triton, tl = pytest.importorskip("triton"), pytest.importorskip("triton.language")
+from sketchoptim.ops._gpu_launches import Launch  # noqa: E402
 from sketchoptim.ops._triton.words import bucket_of, mix, noise, sign_of  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not IS_INTERPRETED, reason="needs TRITON_INTERPRET=1")
+pytestmark = needs_execution
 
 
 @triton.jit
@@ -39,7 +40,8 @@ def test_buckets_and_signs_are_those_of_the_specification(words):
     ids = torch.tensor([*IDS, 7, 8])
     buckets, signs = torch.zeros(8, dtype=torch.int64), torch.zeros(8)
     for width in WIDTHS:
-        find[(1,)](own, ids, width, buckets, signs, COUNT=8)
+        arguments = {"words": own, "ids": ids, "width": width, "buckets": buckets, "signs": signs}
+        Launch(find, (1,), {**arguments, "COUNT": 8}).run_()
         assert torch.equal(buckets, _hashing.buckets(own, ids, width)[0])
         assert torch.equal(signs, _hashing.signs(own, ids)[0])
 
@@ -48,5 +50,6 @@ def test_buckets_and_signs_are_those_of_the_specification(words):
 def test_noise_is_that_of_the_specification(key, row_id):
     bits = torch.zeros(len(COLUMNS), dtype=torch.int64)
     columns = torch.tensor(COLUMNS)
-    draw[(1,)](torch.tensor([key]), torch.tensor([row_id]), columns, bits, COUNT=len(COLUMNS))
+    arguments = {"keys": torch.tensor([key]), "id": torch.tensor([row_id]), "columns": columns}
+    Launch(draw, (1,), {**arguments, "bits": bits, "COUNT": len(COLUMNS)}).run_()
     assert tuple(bits.tolist()) == NOISE[key, row_id]

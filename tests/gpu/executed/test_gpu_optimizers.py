@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 import torch
-from gpu_steps import IS_INTERPRETED, stepping_by_gpu_kernels, stepping_by_reference
+from gpu_steps import needs_execution, stepping_by_gpu_kernels, stepping_by_reference
 from gradients import sparse, unchecked
 from torch import Tensor
 
@@ -16,7 +16,7 @@ from sketchoptim import moments
 from sketchoptim.moments import Moments
 from sketchoptim.ops import _dispatch
 
-pytestmark = pytest.mark.skipif(not IS_INTERPRETED, reason="needs TRITON_INTERPRET=1")
+pytestmark = needs_execution
 
 SHAPE = (60, 6)
 BAD = "must be finite and within .* got NaN, inf or more in 1 earlier steps"
