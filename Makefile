@@ -10,7 +10,7 @@ SKETCHOPTIM_DATA ?= $(abspath ../shared/data)
 export SKETCHOPTIM_DATA
 endif
 
-.PHONY: setup check test test-gpu demo docs format sanitize wheel wheel-test clean
+.PHONY: setup check test test-gpu test-ptx test-ptx-quick demo docs format sanitize wheel wheel-test clean
 
 setup: $(STAMP)
 
@@ -32,11 +32,24 @@ test: check
 # do both, so there are two. triton lies beside the installation, which stays one for the CPU.
 TRITON := build/triton
 ON_TRITON = PYTHONPATH=$(TRITON) TRITON_CACHE_DIR=build/triton-cache
+EXECUTED := tests/gpu/executed
 
 test-gpu: setup $(TRITON)/.up-to-date
 	$(ON_TRITON) $(BIN)/pytest tests/gpu/compiled & compiled=$$!; \
-	$(ON_TRITON) TRITON_INTERPRET=1 $(BIN)/pytest tests/gpu/interpreted; interpreted=$$?; \
+	$(ON_TRITON) TRITON_INTERPRET=1 $(BIN)/pytest $(EXECUTED); interpreted=$$?; \
 	wait $$compiled && exit $$interpreted
+
+# The same tests on the code that the compiler made for two GPUs, executed on the CPU. It needs GCC.
+test-ptx: setup $(TRITON)/.up-to-date
+	$(ON_TRITON) $(BIN)/pytest tests/gpu/ptx
+	$(ON_TRITON) SKETCHOPTIM_PTX=sm_80 $(BIN)/pytest $(EXECUTED) & first=$$!; \
+	$(ON_TRITON) SKETCHOPTIM_PTX=sm_90 $(BIN)/pytest $(EXECUTED); second=$$?; \
+	wait $$first && exit $$second
+
+# A part of them that takes a minute or two.
+test-ptx-quick: setup $(TRITON)/.up-to-date
+	$(ON_TRITON) $(BIN)/pytest tests/gpu/ptx
+	$(ON_TRITON) SKETCHOPTIM_PTX=sm_80 $(BIN)/pytest $(EXECUTED)/test_gpu_refusals.py $(EXECUTED)/test_gpu_together.py
 
 $(TRITON)/.up-to-date: constraints.txt | setup
 	rm -rf $(TRITON)
