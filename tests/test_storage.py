@@ -304,6 +304,7 @@ def test_lean_in_full():
             "fold_when": None,
             "dtype": "float32",
             "seed": 0,
+            "columns": False,
         },
         "form": "moments",
         "clip": None,

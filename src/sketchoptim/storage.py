@@ -82,10 +82,19 @@ class Exact(Storage):
 
 @dataclass(frozen=True)
 class RowWise(Storage):
-    """One number for each row, ``[n]`` in float32: the mean over the row. Second moments only."""
+    """One number for each row, ``[n]`` in float32: the mean over the row. Second moments only.
+
+    Args:
+        columns: Also keep a factor for each column, ``[dim]`` in float32, as in `Sketched`.
+    """
+
+    columns: bool = dataclasses.field(default=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        check_flag("columns", self.columns)
 
     def describe(self, width: int | None = None) -> str:
-        return "one a row"
+        return "one a row x one a column" if self.columns else "one a row"
 
     def unsuitable_for_first(self) -> str | None:
         return "it keeps one number for a row"
@@ -166,6 +175,11 @@ class Sketched(Storage):
             stays below it (`sketchoptim.diagnostics.estimate_error`). The starting width is then a
             multiple of 64.
         dtype: torch.float32, or torch.bfloat16 with stochastic rounding.
+        columns: By row only: v is a number of the row, from the sketch, times a factor of the
+            column, ``[dim]`` in float32. The factor is the decayed mean over rows of
+            ``g_ij^2 / mean_j(g_ij^2)``, in which every row weighs alike, divided by its own mean;
+            the sketch keeps the mean over a row of g_ij^2 over these factors
+            (`moments/_columns.py` has the formulas). For tables whose columns differ in size.
         seed: Of the hash; under one seed parameters of different names have different hash words.
 
     A sketch shrinks but never grows: halving adds two neighbours, whose sum does not tell them.
@@ -186,6 +200,7 @@ class Sketched(Storage):
     fold_when: float | None = None
     dtype: torch.dtype = torch.float32
     seed: int = 0
+    columns: bool = False
 
     collides: ClassVar[bool] = True
 
@@ -194,6 +209,12 @@ class Sketched(Storage):
         check_choice("decay", self.decay, ("linear", "paper", "bucket"))
         check_positive_int("depth", self.depth)
         check_flag("conservative", self.conservative)
+        check_flag("columns", self.columns)
+        if self.columns and self.granularity != "row":
+            raise ValueError(
+                f'columns=True needs granularity="row", got granularity="{self.granularity}": a '
+                "sketch by element keeps a number for each column already"
+            )
         if self.conservative and self.decay != "linear":
             raise ValueError(
                 f'conservative needs decay="linear", got decay="{self.decay}": '
@@ -255,7 +276,8 @@ class Sketched(Storage):
     def describe(self, width: int | None = None) -> str:
         width = self.width if width is None else width
         size = f"{self.depth} x {width:,}" if width is not None else f"ratio {self.ratio:g}"
-        return f"by {self.granularity}, {size}"
+        by = "row x column" if self.columns else self.granularity
+        return f"by {by}, {size}"
 
     def unsuitable_for_first(self) -> str | None:
         if self.granularity == "row":

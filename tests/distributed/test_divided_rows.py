@@ -15,6 +15,10 @@ DIM = 256
 # Divided evenly by 4, unevenly, and with nothing left for the last process.
 ROWS = {"even": 1024, "uneven": 1021, "empty": 9}
 SAME_BITS = ["lean", "row-wise", "exact", "8-bit"]
+COLUMNS = [
+    so.Memory(second=so.Sketched(conservative=True, columns=True)),
+    so.Memory(second=so.RowWise(columns=True)),
+]
 LINEAR = so.Memory(
     first=so.Sketched(ratio=0.5, granularity="element"),
     second=so.Sketched(ratio=0.5, granularity="element"),
@@ -77,6 +81,18 @@ def test_divided_tables_have_the_bits_of_one_process():
             for _ in range(50 if memory != "8-bit" else 10):
                 twins.step()
             assert twins.differences() == [], (rows, memory)
+
+
+@on_ranks(1, 2, 4, ignore=[REFERENCE])
+def test_factors_of_columns_have_the_bits_of_one_process():
+    """The processes sum integers, in one more collective for all tables together."""
+    for rows in ROWS.values():
+        for memory in COLUMNS:
+            for kind in ("Adam", "Adagrad"):
+                twins = Twins(rows, memory, kind)
+                for _ in range(5):
+                    twins.step()
+                assert twins.differences() == [], (rows, memory, kind)
 
 
 @on_ranks(2)

@@ -166,6 +166,21 @@ def test_a_moment_by_factors_keeps_the_mass_of_rows(memory):
             torch.testing.assert_close(found.sum(1), truth.sum(1), rtol=1e-5, atol=1e-9)
 
 
+@pytest.mark.parametrize(
+    "storage", [so.RowWise(columns=True), so.Sketched(width=512, columns=True, conservative=True)]
+)
+def test_a_moment_of_rank_one_is_carried_over_into_rows_and_columns_and_back(storage):
+    table = nn.Embedding(60, 6, sparse=True)
+    theirs = torch.optim.SparseAdam(table.parameters())
+    table(torch.arange(60)).sum().backward()
+    theirs.step()
+    truth = torch.outer(torch.linspace(0.1, 3.0, 60), torch.linspace(0.2, 1.8, 6))
+    theirs.state[table.weight]["exp_avg_sq"].copy_(truth)
+    ours = so.from_torch(theirs, so.Memory(second=storage))
+    back = so.to_torch(ours, torch.optim.SparseAdam)
+    torch.testing.assert_close(back.state[table.weight]["exp_avg_sq"], truth, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("conservative", [True, False])
 def test_what_adagrad_starts_from_is_carried_once(conservative):
     table = nn.Embedding(5_000, 2, sparse=True)

@@ -31,6 +31,7 @@ FIRSTS = {
 SECONDS = {
     "exact": so.Exact(),
     "row-wise": so.RowWise(),
+    "row-wise-columns": so.RowWise(columns=True),
     "rank-one": so.RankOne(),
     "top-singular": so.TopSingular(),
     "linear-element": sketched("linear"),
@@ -41,6 +42,9 @@ SECONDS = {
     "paper-row": sketched("paper", "row"),
     "bucket-row": sketched("bucket", "row"),
     "conservative-row": sketched("linear", "row", conservative=True),
+    "linear-row-columns": sketched("linear", "row", columns=True),
+    "paper-row-columns": sketched("paper", "row", columns=True),
+    "conservative-row-columns": sketched("linear", "row", conservative=True, columns=True),
 }
 
 

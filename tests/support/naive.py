@@ -6,6 +6,7 @@ are those of `naive_sketches`, rank-one forms keep the whole matrix that they ap
 A gradient is a dict from row id to vector; `summed` makes one from pairs with repeated ids.
 """
 
+import dataclasses
 import math
 
 import numpy as np
@@ -140,6 +141,26 @@ class ConservativeMoment(SketchedMoment):
         return targets
 
 
+class ColumnsMoment:
+    """A moment by row of what is left of each row after dividing by a factor for each column."""
+
+    def __init__(self, by_row, dim: int) -> None:
+        self.by_row, self.sums, self.factors = by_row, np.zeros(dim), np.ones(dim)
+
+    def move(self, rows: Rows, decay: float, weight: float) -> Rows:
+        factors = self.factors
+        divided = {i: value / factors for i, value in rows.items()}
+        estimates = self.by_row.move(divided, decay, weight)
+        shares = [value / value.mean() for value in rows.values() if value.any()]
+        if shares:
+            self.sums = decay * self.sums + weight * np.mean(shares, 0)
+            self.factors = np.maximum(self.sums / self.sums.mean(), 2.0**-20)
+        return {i: estimate * factors for i, estimate in estimates.items()}
+
+    def finish(self, step: int) -> None:
+        self.by_row.finish(step)
+
+
 def row_means(rows: Rows) -> Rows:
     return {i: np.array([sum(value) / len(value)]) for i, value in rows.items()}
 
@@ -148,6 +169,9 @@ def moment(storage, name: str, n: int, dim: int, *, number: int = 0, fill: float
     """The naive moment for a storage of the library; None stays None."""
     if storage is None:
         return None
+    if getattr(storage, "columns", False):
+        plain = dataclasses.replace(storage, columns=False)
+        return ColumnsMoment(moment(plain, name, n, dim, number=number, fill=fill), dim)
     if not isinstance(storage, so.Sketched):
         kinds = {
             so.Exact: ExactMoment,

@@ -19,6 +19,8 @@ STORAGES: dict[str, Storage] = {
     "paper": so.Sketched(width=512, granularity="element", decay="paper"),
     "bucket": so.Sketched(width=512, granularity="element", decay="bucket"),
     "bfloat16": so.Sketched(width=512, dtype=torch.bfloat16),
+    "columns": so.Sketched(width=512, conservative=True, columns=True),
+    "row columns": so.RowWise(columns=True),
     "folding": so.Sketched(width=512, fold_when=0.1),
 }
 TABLES = {

@@ -184,6 +184,10 @@ def _memories() -> dict[str, str | so.Memory]:
     named["conservative, cleaned and folded"] = so.Memory(second=one)
     one = dataclasses.replace(one, dtype=torch.bfloat16)
     named["conservative, cleaned and folded, bfloat16"] = so.Memory(second=one)
+    named["columns"] = so.Memory(second=_sketched(conservative=True, columns=True))
+    named["columns, row-wise"] = so.Memory(second=so.RowWise(columns=True))
+    one = _sketched(columns=True, fold_at=(2, 5), clean_every=3, clean_by=0.5)
+    named["columns, cleaned and folded"] = so.Memory(second=one)
     named["top singular"] = so.Memory(second=so.TopSingular())
     named["top singular twice"] = so.Memory(first=so.TopSingular(), second=so.TopSingular())
     named["exact second alone"] = so.Memory(second=so.Exact())
@@ -199,7 +203,8 @@ def _plans() -> dict[str, Plan]:
     named = {f"Adam, {name}": Plan(so.Adam, memory) for name, memory in MEMORIES.items()}
     for name in ("lean", "exact", "paper-mv"):
         named[f"AdamW, {name}"] = Plan(so.AdamW, name, {"weight_decay": 0.1})
-    for name in ("lean", "exact", "paper-v-only", "row-wise", "rank-one", "top singular"):
+    kept = ("lean", "exact", "paper-v-only", "row-wise", "rank-one", "top singular", "columns")
+    for name in kept:
         memory = MEMORIES[name]
         named[f"Adagrad, {name}"] = Plan(so.Adagrad, memory, {"lr_decay": 0.1})
         named[f"RMSprop, {name}"] = Plan(so.RMSprop, memory, {"weight_decay": 0.1})

@@ -174,9 +174,9 @@ class Moment:
     `take_gathered_`, until the processes have summed it.
     """
 
-    gathers: ClassVar[bool] = False
+    gathers: bool = False
     """Whether a row's estimate depends on rows that come after it."""
-    decays_whole: ClassVar[bool] = False
+    decays_whole: bool = False
     """Whether rows decay in every step, and not only in the steps that touch them."""
     granularity: Granularity = "element"
     """Whether an estimate is one number for a row, or one for each element."""
@@ -255,6 +255,17 @@ class Moment:
 
     def end_(self) -> None:
         """Finishes the step, after all rows."""
+
+    @property
+    def added(self) -> Tensor | None:
+        """What this step adds to a part that all processes have, where rows are divided among them.
+
+        The processes sum it after `end_`. None where nothing is shared, or nothing is divided.
+        """
+        return None
+
+    def take_added_(self) -> None:
+        """Takes in what the processes have added together."""
 
     def load_(self, rows: Rows, *, start: float) -> None:
         """Takes in a whole exact moment, while still as it was created, filled with `start`."""

@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from ..storage import RowWise
+from ._columns import ColumnsMoment
 from ._moment import ArrayView, Moment, Name, Part, Table, row_sums
 
 
@@ -10,6 +11,10 @@ class RowWiseMoment(Moment, storage=RowWise):
     """A float32 vector with an entry for each row; only touched rows move."""
 
     granularity = "row"
+
+    @classmethod
+    def form_of(cls, storage: RowWise) -> type[Moment]:
+        return ColumnsMoment if storage.columns else cls
 
     @classmethod
     def declare(cls, storage: RowWise, name: Name, table: Table, fill: float) -> tuple[Part, ...]:

@@ -11,6 +11,7 @@ from .. import _hashing, _pages
 from .._rows import Rows
 from .._sketch import SMALLEST_SCALE, CountMinSketch, CountSketch, Location, Sketch
 from ..storage import Sketched
+from ._columns import ColumnsMoment
 from ._moment import Average, Moment, Name, Part, Parts, SketchForm, SketchView, Table, row_sums
 from ._sketch_error import estimate_error
 
@@ -27,6 +28,8 @@ class SketchedMoment(Moment, storage=Sketched):
 
     @classmethod
     def form_of(cls, storage: Sketched) -> type[Moment]:
+        if storage.columns:
+            return ColumnsMoment
         if storage.conservative:
             return ConservativeMoment
         match storage.decay:

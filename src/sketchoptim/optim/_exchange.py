@@ -36,6 +36,12 @@ class SharedStep(Protocol):
     def raised(self) -> list[Tensor]:
         """What each process has raised, and whose maximum is the moment's, after the step."""
 
+    def added(self) -> list[Tensor]:
+        """What each process adds to a part that all have, after the step."""
+
+    def take_added_(self) -> None:
+        """Takes in what the processes have added together."""
+
 
 def divided_parameters(groups: Iterable[dict[str, Any]]) -> Divided:
     """The compressed parameters of parameter groups whose rows are divided.
@@ -139,9 +145,12 @@ def sum_gathered_(steps: Iterable[SharedStep]) -> None:
     _exchange_(steps, lambda step: step.gather_(), "SUM")
 
 
-def unify_(steps: Iterable[SharedStep]) -> None:
-    """Makes the sketches that each process has raised one, the same in all of them."""
+def unify_(steps: Sequence[SharedStep]) -> None:
+    """Makes what each process has raised or added to one, the same in all of them."""
     _exchange_(steps, lambda step: step.raised(), "MAX")
+    _exchange_(steps, lambda step: step.added(), "SUM")
+    for step in steps:
+        step.take_added_()
 
 
 def _exchange_(
@@ -161,7 +170,8 @@ def _exchange_(
         if len(tensors) == 1:
             dist.all_reduce(tensors[0], reduce, group)
         elif tensors:
-            together = torch.cat([tensor.flatten().float() for tensor in tensors])
+            wide = torch.float32 if tensors[0].is_floating_point() else torch.int64
+            together = torch.cat([tensor.flatten().to(wide) for tensor in tensors])
             dist.all_reduce(together, reduce, group)
             parts = together.split([tensor.numel() for tensor in tensors])
             for tensor, part in zip(tensors, parts, strict=True):

@@ -122,3 +122,13 @@ class Step:
             for part in moments.declare(moment.storage, moment.name, table)
             if part.combine == "max"
         ]
+
+    def added(self) -> list[Tensor]:
+        """What each process adds to a part that all have, after the step."""
+        return [it.added for it in self.binding.moments if it and it.added is not None]
+
+    def take_added_(self) -> None:
+        """Takes in what the processes have added together."""
+        for moment in self.binding.moments:
+            if moment is not None and moment.added is not None:
+                moment.take_added_()
