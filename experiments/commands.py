@@ -251,9 +251,9 @@ def bench_command(
         Path | None,
         typer.Option(exists=True, dir_okay=False, help="LM1B's word counts, a .npy file."),
     ] = None,
-    output: Annotated[
-        Path, typer.Option(file_okay=False, help="Folder for the JSON file and the plots.")
-    ] = Path("build/bench"),
+    output: Annotated[Path, typer.Option(file_okay=False, help="Folder for the JSON file.")] = Path(
+        "build/bench"
+    ),
 ) -> None:
     """Time an optimizer's step: ours against torch's, FBGEMM's and a sketch in torch."""
     from .bench.level import run_at

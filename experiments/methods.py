@@ -10,12 +10,9 @@ import torch
 import sketchoptim as so
 from sketchoptim.storage import PRESETS
 
-from .rank_one_momentum import RankOneMomentum
-
 Weights = Literal["float32", "bfloat16", "float16"]
 OptimizerName = Literal[
     "adam", "adamw", "rmsprop", "adagrad", "sgd", "sparse-adam", "adafactor", "muon",
-    "rank-one-momentum",
 ]  # fmt: skip
 _OURS: dict[OptimizerName, Callable[..., torch.optim.Optimizer]] = {
     "adam": so.Adam,
@@ -28,7 +25,6 @@ _OTHERS: dict[OptimizerName, Callable[..., torch.optim.Optimizer]] = {
     "sparse-adam": torch.optim.SparseAdam,
     "adafactor": torch.optim.Adafactor,
     "muon": torch.optim.Muon,
-    "rank-one-momentum": RankOneMomentum,
 }
 _OPTIONS: dict[OptimizerName, dict[str, Any]] = {
     "sgd": {"momentum": 0.9},
@@ -46,8 +42,8 @@ class Method:
     Args:
         name: Its name in commands and files: letters, digits, "-", "_" and ".".
         title: Its name in tables; `name` by default.
-        optimizer: The optimizer of the tables. "sparse-adam", "adafactor" and "muon" are torch's,
-            "rank-one-momentum" is a baseline of the paper's; all others are the library's.
+        optimizer: The optimizer of the tables. "sparse-adam", "adafactor" and "muon" are torch's;
+            all others are the library's.
         memory: A preset or a memory for the tables; "exact" where the optimizer is not the
             library's.
         options: Further arguments of the tables' optimizer, such as `betas`. "sgd" has

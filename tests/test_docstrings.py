@@ -53,15 +53,6 @@ def test_the_examples_of_a_module_give_what_they_say(name):
     assert "".join(failures(docstring) for docstring in found) == ""
 
 
-def test_the_examples_are_found():
-    assert {"sketchoptim", "sketchoptim._sketch", "experiments.sweep"} <= {*modules_with_examples()}
-
-
-def test_an_example_that_is_wrong_fails():
-    wrong = doctest.DocTestParser().get_doctest(">>> 1 + 1\n3\n", {}, "wrong", None, 0)
-    assert "Expected:\n    3\nGot:\n    2\n" in failures(wrong)
-
-
 def test_every_test_that_the_source_or_the_docs_name_exists():
     tests = Path(__file__).parent
     named = {

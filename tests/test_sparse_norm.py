@@ -11,7 +11,6 @@ import torch
 from gradients import sparse
 from hypothesis import given
 from hypothesis import strategies as st
-from step_footprint import measured, sparse_gradient
 from tiny_runs import TinyModel, batches
 from torch import nn
 
@@ -83,17 +82,6 @@ def test_every_precision_is_clipped(dtype, foreach):
     assert all(parameter.grad.dtype == dtype for parameter in model.parameters())
 
 
-def test_a_row_that_occurs_twice_counts_once_with_its_sum():
-    table = a_table([3, 3], torch.tensor([[3.0, 0.0], [0.0, 4.0]]))
-    assert nn.utils.clip_grad_norm_(table, 100.0) == 5.0
-    assert not table.grad.is_coalesced()
-
-
-def test_a_frequent_row_of_a_narrow_table_is_summed_in_float32():
-    table = a_table([3] * 1000, torch.ones(1000, 16, dtype=torch.bfloat16))
-    assert nn.utils.clip_grad_norm_(table, 1e9) == 4000.0  # in bfloat16 the sum ends at 256
-
-
 def test_tables_that_share_one_gradient_are_scaled_once():
     first, second = (nn.Embedding(10, 2, sparse=True) for _ in range(2))
     ids = torch.tensor([1, 2])
@@ -103,12 +91,6 @@ def test_tables_that_share_one_gradient_are_scaled_once():
     for table in (first, second):
         expected = torch.tensor([0.6, 0.8]) / math.sqrt(2)
         torch.testing.assert_close(table.weight.grad.to_dense()[1], expected)
-
-
-@pytest.mark.parametrize("norm_type", [2.0, math.inf])
-def test_a_gradient_without_rows_has_no_norm(norm_type):
-    table = a_table([], torch.ones(0, 2))
-    assert nn.utils.clip_grad_norm_(table, 1.0, norm_type) == 0.0
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -159,14 +141,6 @@ def test_norms_that_clipping_does_not_need_are_refused(call, error, message):
     table = a_table([1], torch.ones(1, 2))
     with pytest.raises(error, match=message):
         call(table.grad)
-
-
-def test_temporaries_stay_below_two_copies_of_the_touched_rows():
-    gradient = sparse_gradient(2000, is_coalesced=False)
-    table = torch.empty(gradient.shape)  # of which no page is ever written
-    table.grad = gradient
-    footprint = measured(lambda: nn.utils.clip_grad_norm_(table, 1.0))
-    assert footprint.allocated_bytes < 2 * 2000 * gradient.shape[1] * 4
 
 
 def test_enabling_again_registers_nothing_and_warns_of_nothing():

@@ -14,54 +14,34 @@ from sketchoptim.storage import PRESETS, Memory, Sketched
 
 ELEMENT = Sketched(granularity="element")
 FOLDING = dataclasses.replace(ELEMENT, fold_when=0.1)
-NAN, INF = float("nan"), float("inf")
 
 # What Sketched refuses: options, error, message.
 BAD_SKETCHED = [
     ({"granularity": "column"}, ValueError, "granularity must be one of ['row', 'element'], got"),
-    ({"granularity": None}, ValueError, "granularity must be one of ['row', 'element'], got None"),
     ({"decay": "slow"}, ValueError, "decay must be one of ['linear', 'paper', 'bucket'], got"),
     ({"ratio": 0.1, "width": 8}, ValueError, "give ratio or width, not both"),
     ({"ratio": 0.0}, ValueError, "ratio must be finite and > 0, got 0.0"),
-    ({"ratio": -0.1}, ValueError, "ratio must be finite and > 0, got -0.1"),
-    ({"ratio": NAN}, ValueError, "ratio must be finite and > 0, got nan"),
-    ({"ratio": INF}, ValueError, "ratio must be finite and > 0, got inf"),
-    ({"ratio": "1/8"}, TypeError, "ratio must be a number, got '1/8'"),
-    ({"ratio": True}, TypeError, "ratio must be a number, got True"),
     ({"width": 0}, ValueError, "width must be in [1, 2147483648], got 0"),
-    ({"width": 8.0}, TypeError, "width must be an int, got 8.0"),
-    ({"width": True}, TypeError, "width must be an int, got True"),
     (
         {"width": 2**31 + 1},
         ValueError,
         "width must be in [1, 2147483648], got 2147483649; use more depth",
     ),
     ({"depth": 0}, ValueError, "depth must be >= 1, got 0"),
-    ({"depth": 2.5}, TypeError, "depth must be an int, got 2.5"),
     ({"conservative": "no"}, TypeError, "conservative must be True or False, got 'no'"),
     ({"conservative": True, "decay": "paper"}, ValueError, 'conservative needs decay="linear"'),
-    ({"conservative": True, "decay": "bucket"}, ValueError, 'conservative needs decay="linear"'),
     ({"clean_every": 5}, ValueError, "give clean_every and clean_by together"),
-    ({"clean_by": 0.5}, ValueError, "give clean_every and clean_by together"),
     ({"clean_every": 0, "clean_by": 0.5}, ValueError, "clean_every must be >= 1, got 0"),
-    ({"clean_every": 1.5, "clean_by": 0.5}, TypeError, "clean_every must be an int, got 1.5"),
     ({"clean_every": 5, "clean_by": 1.0}, ValueError, "clean_by must be in [0, 1), got 1.0"),
-    ({"clean_every": 5, "clean_by": -0.1}, ValueError, "clean_by must be in [0, 1), got -0.1"),
-    ({"clean_every": 5, "clean_by": NAN}, ValueError, "clean_by must be in [0, 1), got nan"),
-    ({"clean_every": 5, "clean_by": "0"}, TypeError, "clean_by must be a number, got '0'"),
     ({"fold_at": 5}, TypeError, "fold_at must be a tuple of steps, got 5"),
     ({"fold_at": (0,)}, ValueError, "a step in fold_at must be >= 1, got 0"),
-    ({"fold_at": (1.0,)}, TypeError, "a step in fold_at must be an int, got 1.0"),
     ({"fold_at": (5, 5)}, ValueError, "fold_at must not repeat a step, got (5, 5)"),
     ({"fold_when": 0.0}, ValueError, "fold_when must be finite and > 0, got 0.0"),
-    ({"fold_when": "0.1"}, TypeError, "fold_when must be a number, got '0.1'"),
     ({"fold_when": 0.1, "fold_at": (5,)}, ValueError, "give fold_at or fold_when, not both"),
     ({"fold_when": 0.1, "width": 100}, ValueError, "multiple of 64 to fold as its error allows"),
     ({"fold_at": (5, 9), "width": 6}, ValueError, "width must be a multiple of 4 to fold 2 times"),
     ({"dtype": torch.float16}, ValueError, "dtype must be torch.float32 or torch.bfloat16, got"),
-    ({"dtype": "float32"}, ValueError, "dtype must be torch.float32 or torch.bfloat16, got"),
     ({"seed": 0.5}, TypeError, "seed must be an int, got 0.5"),
-    ({"seed": None}, TypeError, "seed must be an int, got None"),
 ]
 
 # What Memory refuses: options, error, message.
@@ -98,16 +78,12 @@ BAD_MEMORY = [
         ValueError,
         'the same Sketched, with decay="linear"',
     ),
-    ({"clip": "1"}, TypeError, "clip must be a number, got '1'"),
     ({"clip": 0.0}, ValueError, "clip must be finite and > 0, got 0.0"),
-    ({"clip": -1.0}, ValueError, "clip must be finite and > 0, got -1.0"),
-    ({"clip": NAN}, ValueError, "clip must be finite and > 0, got nan"),
     (
         {"form": "ratio", "first": FOLDING, "second": FOLDING},
         ValueError,
         'form="ratio" needs both sketches to have one width, which fold_when cannot promise',
     ),
-    ({"clip": INF}, ValueError, "clip must be finite and > 0, got inf"),
 ]
 
 
@@ -224,12 +200,6 @@ def test_a_key_that_no_memory_has_is_named_with_those_it_has():
         Memory.from_dict(plain)
 
 
-@pytest.mark.parametrize("plain", ["lean", None, ["first"]])
-def test_what_is_no_dict_describes_no_memory(plain):
-    with pytest.raises(TypeError, match="memory must be a dict, got"):
-        Memory.from_dict(plain)
-
-
 def test_a_storage_without_a_kind_is_refused():
     with pytest.raises(ValueError, match=r"first.kind must be one of .*, got None"):
         Memory.from_dict({"first": {"depth": 3}})
@@ -239,11 +209,6 @@ def test_what_a_dict_leaves_out_is_as_in_the_constructor():
     """So that an option added later does not part a user from an older checkpoint."""
     assert Memory.from_dict({"second": {"kind": "Sketched"}}) == Memory(second=Sketched())
     assert Memory.from_dict({}) == Memory()
-
-
-def test_sketched_takes_its_options_by_name_alone():
-    with pytest.raises(TypeError, match="positional"):
-        Sketched(0.1)
 
 
 @pytest.mark.parametrize(
@@ -277,47 +242,12 @@ def test_the_presets_are_these():
     assert PRESETS == EXPECTED_PRESETS
 
 
-@pytest.mark.parametrize("name", EXPECTED_PRESETS)
-def test_a_preset_goes_by_its_name(name):
-    assert Memory.of(name) == EXPECTED_PRESETS[name]
-
-
 def test_a_memory_stands_for_itself():
     memory = Memory(second=so.RowWise(), clip=2.0)
     assert Memory.of(memory) is memory
 
 
-def test_lean_in_full():
-    assert PRESETS["lean"].to_dict() == {
-        "first": None,
-        "second": {
-            "kind": "Sketched",
-            "ratio": 0.125,
-            "width": None,
-            "depth": 3,
-            "granularity": "row",
-            "decay": "linear",
-            "conservative": True,
-            "clean_every": None,
-            "clean_by": None,
-            "fold_at": [],
-            "fold_when": None,
-            "dtype": "float32",
-            "seed": 0,
-            "columns": False,
-        },
-        "form": "moments",
-        "clip": None,
-    }
-
-
 # -- plain dicts ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", EXPECTED_PRESETS)
-def test_a_preset_survives_json(name):
-    memory = PRESETS[name]
-    assert Memory.from_dict(json.loads(json.dumps(memory.to_dict()))) == memory
 
 
 @given(memories())
@@ -390,10 +320,6 @@ def test_a_table_folds_as_often_as_asked(storage, rows, dim):
 @pytest.mark.parametrize(("granularity", "ratio"), [("row", 1 / 8), ("element", 1 / 5)])
 def test_the_ratio_defaults_by_granularity(granularity, ratio):
     assert Sketched(granularity=granularity).ratio == ratio
-
-
-def test_a_width_needs_no_ratio():
-    assert Sketched(width=10).ratio is None
 
 
 def test_fold_at_may_be_any_sequence():

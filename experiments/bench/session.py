@@ -1,4 +1,4 @@
-"""A whole run of the benchmark, from its options to its tables, JSON file and pictures.
+"""A whole run of the benchmark, from its options to its tables and JSON file.
 
 experiments bench
 """
@@ -18,7 +18,6 @@ from .cases import COUNTS_NAME, Case, Settings, default_counts
 from .gradients import WordFrequencies
 from .measure import threads
 from .methods import absence_reasons, select_rivals
-from .plots import save_plots
 from .report import Report
 from .runs import Bench
 from .tables import (
@@ -56,7 +55,7 @@ def bench_settings(
 def run_bench(
     settings: Settings, *, counts: Path | None = None, output: Path, console: Console
 ) -> Report:
-    """The report, after printing it and writing it as JSON and pictures into `output`."""
+    """The report, after printing it and writing it as JSON into `output`."""
     frequencies = _word_frequencies(settings, counts, console)
     with locked(output):
         report = Report(
@@ -71,8 +70,7 @@ def run_bench(
         report.peak_memory_bytes = peak_memory_bytes()
         report.load_average_at_the_end = load_average()
         report.save(output / "bench.json")
-        for path in (output / "bench.json", *save_plots(report, output)):
-            console.print(f"wrote {path}", markup=False)
+        console.print(f"wrote {output / 'bench.json'}", markup=False)
     return report
 
 

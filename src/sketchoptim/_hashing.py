@@ -18,7 +18,7 @@ leaves most buckets empty
 (`tests/test_hashing.py::test_consecutive_ids_leave_as_many_buckets_empty_as_random_ones`).
 
 Two ids share a bucket with probability at most ``1 / width + 2^-32`` over the choice of the words
-(`tests/test_hashing.py::test_two_ids_collide_as_often_as_independent_draws`), unless their mixed
+(`tests/test_hashing.py::test_two_ids_fall_into_independent_buckets`), unless their mixed
 ids agree in the low 32 bits, as one pair in 2^32 does. Because a bucket is the leading part of
 ``u``, halving an even width maps bucket ``b`` to ``b // 2``, which lets a sketch fold.
 

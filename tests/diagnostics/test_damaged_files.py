@@ -31,13 +31,6 @@ def refuse_plan(plain: Any, message: str) -> None:
     assert message in str(raised.value)
 
 
-@pytest.mark.parametrize("key", ["optimizer", "budget_bytes", "parameters"])
-def test_a_missing_key_of_a_plan_is_named(key):
-    plain = json.loads(plan_text())
-    del plain[key]
-    refuse_plan(plain, f"plan.{key} is missing")
-
-
 def test_a_missing_key_of_a_planned_parameter_is_named_with_its_place():
     for key in json.loads(plan_text())["parameters"][1]:
         plain = json.loads(plan_text())
@@ -45,31 +38,11 @@ def test_a_missing_key_of_a_planned_parameter_is_named_with_its_place():
         refuse_plan(plain, f"plan.parameters[1].{key} is missing")
 
 
-@pytest.mark.parametrize("key", ["relative", "median"])
-def test_a_missing_key_of_a_predicted_error_is_named(key):
-    plain = json.loads(plan_text())
-    del plain["parameters"][0]["error"][key]
-    refuse_plan(plain, f"plan.parameters[0].error.{key} is missing")
-
-
 def test_a_foreign_key_is_named():
     plain = json.loads(plan_text())
     refuse_plan({**plain, "version": 3}, "plan.version is not known; allowed are ")
     plain["parameters"][0]["colour"] = "red"
     refuse_plan(plain, "plan.parameters[0].colour is not known; allowed are name, ")
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        ("optimizer", 3, "plan.optimizer must be a string, got 3"),
-        ("budget_bytes", "3KB", "plan.budget_bytes must be a whole number, got '3KB'"),
-        ("parameters", {}, "plan.parameters must be a list, got {}"),
-        ("parameters", [3], "plan.parameters[0] must be a table, got 3"),
-    ],
-)
-def test_a_value_of_a_plan_of_another_type_is_named(key, value, message):
-    refuse_plan({**json.loads(plan_text()), key: value}, message)
 
 
 @pytest.mark.parametrize(
@@ -97,11 +70,6 @@ def test_a_value_of_a_planned_parameter_of_another_type_is_named(key, value, mes
 def test_text_that_is_no_json_is_refused():
     with pytest.raises(ValueError, match=r"plan must be JSON, .* a plan is what Plan.to_json"):
         so.planning.Plan.from_json(plan_text()[:-20])
-
-
-def test_what_is_neither_text_nor_a_path_is_refused():
-    with pytest.raises(TypeError, match="text must be JSON text or a path, got dict"):
-        so.planning.Plan.from_json(json.loads(plan_text()))
 
 
 # -- checkpoints -----------------------------------------------------------------------------------
@@ -166,19 +134,6 @@ def test_a_moment_that_is_no_tensor_of_its_shape_is_refused(value, tmp_path):
     refuse_checkpoint(tmp_path, checkpoint, "the second moment of parameter 0")
 
 
-def test_a_missing_part_of_a_moment_is_named(tmp_path):
-    checkpoint = copy.deepcopy(saved_once())
-    del checkpoint["state"][0]["second_counters"]
-    refuse_checkpoint(tmp_path, checkpoint, "it has ['second_scale', 'second_words'], not ['second")
-
-
-def test_a_moment_that_its_group_does_not_keep_is_named(tmp_path):
-    checkpoint = copy.deepcopy(saved_once())
-    checkpoint["state"][0]["first_values"] = torch.zeros(tiny_runs.ROWS, tiny_runs.DIM)
-    message = "must have no first moment, as its group says, but has ['values']"
-    refuse_checkpoint(tmp_path, checkpoint, message)
-
-
 @pytest.mark.parametrize("value", [NAN, math.inf, -1.0])
 def test_a_number_that_no_second_moment_has_is_named(value, tmp_path):
     checkpoint = copy.deepcopy(saved_once())
@@ -204,12 +159,6 @@ def test_a_tampered_group_is_refused_by_name(key, value, message, tmp_path):
     else:
         checkpoint["param_groups"][0][key] = value
     refuse_checkpoint(tmp_path, checkpoint, message)
-
-
-def test_a_group_that_is_no_dict_is_refused(tmp_path):
-    checkpoint = copy.deepcopy(saved_once())
-    checkpoint["param_groups"][1] = 3
-    refuse_checkpoint(tmp_path, checkpoint, "group 1 must be a dict, got 3")
 
 
 def test_a_first_group_that_is_no_dict_is_no_optimizer(tmp_path):

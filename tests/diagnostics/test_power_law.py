@@ -32,12 +32,6 @@ def test_the_midpoint_is_that_of_a_sort(exponent):
     assert spread.midpoint(50_000) == pytest.approx(expected, rel=0.02, abs=1 / 50_000)
 
 
-def test_uniform_numbers_have_a_midpoint_of_a_half():
-    spread = Spread()
-    spread.add_(torch.full((1000,), 0.3))
-    assert spread.midpoint(1000) == pytest.approx(0.5)
-
-
 def test_numbers_that_were_never_added_are_zero():
     spread = Spread()
     spread.add_(torch.ones(100))
@@ -47,12 +41,6 @@ def test_numbers_that_were_never_added_are_zero():
 def test_without_mass_all_are_alike():
     assert Spread().midpoint(10) == 0.5
     assert power_law(torch.zeros(4, 2)) == PowerLaw(0.5, 0.5, (), ())
-
-
-def test_one_heavy_number_holds_half_of_the_mass():
-    spread = Spread()
-    spread.add_(torch.tensor([1e30] + [1e-30] * 999))
-    assert spread.midpoint(1000) == pytest.approx(0.0005)
 
 
 @given(st.lists(st.floats(2**-60, 2**60, width=32), min_size=1, max_size=200))

@@ -9,9 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
-import torch.distributed as dist
-from ranks import on_ranks, torchrun, world
+from ranks import torchrun
 
 SUPPORT = Path(__file__).parents[1] / "support"
 FAILING = """
@@ -46,26 +44,6 @@ if os.environ["RANK"] == "0":
     os.kill(os.getppid(), signal.SIGKILL)
 time.sleep(600)
 """
-
-
-@on_ranks(2, 4)
-def test_every_rank_takes_part():
-    total = torch.tensor(dist.get_rank())
-    dist.all_reduce(total)
-    assert total == sum(range(dist.get_world_size()))
-    assert torch.get_num_threads() == 1
-
-
-@on_ranks(4)
-def test_a_part_of_the_ranks_can_be_a_world_of_its_own(folder: Path):
-    for count in (2, 1):
-        with world(count) as is_member:
-            if is_member:
-                assert dist.get_world_size() == count
-                (folder / f"{count}-{dist.get_rank()}").touch()
-        assert dist.get_world_size() == 4
-    dist.barrier()
-    assert sorted(path.name for path in folder.iterdir()) == ["1-0", "2-0", "2-1"]
 
 
 def test_a_failure_of_one_rank_fails_its_test_and_no_other(tmp_path):

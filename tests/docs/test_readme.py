@@ -51,16 +51,6 @@ def test_a_model_of_the_table_has_its_published_size(name, millions):
     assert round(sum(it.numel() for it in model.parameters()) / 1e6) == millions
 
 
-def test_the_shares_of_row_wise_state_are_bytes_over_bytes():
-    rows = re.findall(
-        r"^\| (\d+) \| ([\d.]+) % \| ([\d.]+) % \| ([\d.]+) % \|$", README, re.MULTILINE
-    )
-    assert [int(columns) for columns, *_ in rows] == [1, 16, 64, 256]
-    for columns, *shares in rows:
-        exact = [100 * size / (4 * int(columns)) for size in (4, 8, 0.5)]
-        assert [float(share) for share in shares] == pytest.approx(exact, rel=0.06)
-
-
 def test_lean_keeps_half_a_gigabyte_for_a_billion_rows():
     assert "| state of 10^9 rows | 4 GB | 8 GB | 0.5 GB |" in README
     table = nn.Parameter(torch.empty(10**9, 1, device="meta"))

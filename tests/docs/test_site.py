@@ -54,15 +54,6 @@ def test_every_name_on_the_pages_of_the_api_exists():
         pkgutil.resolve_name(path)  # raises where there is none
 
 
-def test_every_test_that_a_page_names_exists():
-    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md")]
-    text = "".join(path.read_text("utf-8") for path in pages)
-    named = re.findall(r"tests/([\w/]+\.py)(?:::(test_\w+))?", text)
-    assert named
-    for file, test in named:
-        assert f"def {test}" in (ROOT / "tests" / file).read_text("utf-8"), f"{file}::{test}"
-
-
 def test_every_study_that_a_page_or_the_source_names_exists():
     pages = [ROOT / "README.md", *DOCS.rglob("*.md"), *(ROOT / "src").rglob("*.py")]
     pages += (ROOT / "experiments").rglob("*.md")

@@ -43,8 +43,3 @@ def test_an_example_that_did_not_learn_ends_with_an_error(script, tmp_path):
 def test_the_readme_lists_every_example():
     page = (FOLDER / "README.md").read_text(encoding="utf-8")
     assert sorted(re.findall(r"^\| \[(\w+\.py)\]", page, re.MULTILINE)) == SCRIPTS
-
-
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_an_example_is_short(script):
-    assert len((FOLDER / script).read_text(encoding="utf-8").splitlines()) < 100

@@ -1,6 +1,5 @@
 import html
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -189,29 +188,10 @@ def test_a_missing_package_is_one_line(work, monkeypatch):
     assert result.stderr == line
 
 
-def test_a_missing_package_of_the_command_line_is_one_line():
-    program = (
-        "import sys; sys.modules['typer'] = None; from experiments.__main__ import main; main()"
-    )
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert result.returncode == 1
-    assert result.stderr == "error: the package typer is not installed; run: pip install typer\n"
-
-
 def test_a_diverged_training_ends_with_status_1(work):
     result = invoke("train", *TRAIN, "a", "--table-lr", "1e25")
     assert result.exit_code == 1
     assert "diverged: gradients became too large at step 2 of method 'lean'" in result.stdout
-
-
-def test_the_text_of_a_recipe_is_printed_as_it_is(work):
-    heading = 'title = "[b]small[/b]"\nmetric = "[red]words[/]"'
-    recipe = RECIPE.replace('title = "A small text"', heading)
-    write_recipe(work, recipe.replace("steps = 12", "steps = 2"))
-    result = invoke("reproduce", *TRAIN, "output", "--methods", "lean", "--seeds", "0")
-    assert result.exit_code == 0, result.output
-    assert "[b]small[/b] (small)" in result.stdout
-    assert "validation [red]words[/]" in result.stdout
 
 
 def test_a_mistake_of_ours_keeps_its_traceback(monkeypatch):

@@ -58,15 +58,3 @@ def test_the_curve_ends_at_the_number_of_the_table():
     exact, lean = curve.axes[0].lines
     assert [*zip(*exact.get_data(), strict=True)] == [(50, 400.0), (500, 100.0)]
     assert [*zip(*lean.get_data(), strict=True)] == [(50, 300.0), (500, 120.0)]
-
-
-def test_bars_are_linear():
-    _, bars = figures(demo())["state"]
-    assert bars.axes[0].get_xscale() == "linear"
-    assert [bar.get_width() for bar in bars.axes[0].patches] == [2_000_000, 1000]
-
-
-def test_the_curve_and_the_table_measure_the_same_words():
-    setting = load_recipe("demo").sizes["small"]
-    assert setting.train.evaluate_words == setting.test_words
-    assert setting.train.steps % setting.train.evaluate_every == 0

@@ -34,7 +34,3 @@ def test_progress_fits_60_columns_with_loss_and_state(setting, title):
     assert cell_len(line.rstrip()) <= 60
     for part in (title[:14], "12/12", "loss ", "state "):
         assert part in line
-
-
-def test_a_title_is_no_markup(setting):
-    assert "[red]m[/]" in shown_progress(setting, width=140, title="[red]m[/]")

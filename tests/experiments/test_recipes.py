@@ -153,27 +153,6 @@ def test_a_method_cannot_be_named_so_that_it_leaves_its_folder(name):
         parse_recipe("test", text)
 
 
-@pytest.mark.parametrize("key", ["small", "data", "methods"])
-def test_what_is_to_be_a_table_must_be_one(key):
-    with pytest.raises(ValueError, match=f"test: {key} must be a table, got 3"):
-        parse_recipe("test", f"{key} = 3")
-
-
-@pytest.mark.parametrize(
-    ("table", "message"),
-    [
-        ("methods", "needs a table [methods.<name>]"),
-        ("small", "needs a table [small] or [full]"),
-    ],
-)
-def test_a_recipe_without_its_tables_says_which(table, message):
-    text = 'title = "x"\nreference = "x"\n'
-    if table == "methods":
-        text += '[data]\nkind = "python"\n[small]\nabout = "x"\ntrain = { table_lr = 1, steps = 1 }'
-    with pytest.raises(ValueError, match=re.escape(message)):
-        parse_recipe("test", text)
-
-
 def test_an_unknown_recipe_is_answered_with_the_known_ones():
     with pytest.raises(ValueError, match=r"must be a \.toml file or one of .*wikitext2-adam"):
         load_recipe("wikitext3")

@@ -1,10 +1,8 @@
 import json
 
 import pytest
-from matplotlib.figure import Figure
 
-from experiments.recipes import load_recipe
-from experiments.studies.results_page import draw_examples, main, read_table
+from experiments.studies.results_page import main
 
 
 def write_run(folder, method, rate, seed, valid, test):
@@ -46,22 +44,6 @@ def test_figures_are_drawn(folder, tmp_path):
         "quality_state.png",
         "quality_time.png",
     }
-
-
-def test_runs_that_were_not_evaluated_in_training_have_no_curves(folder, tmp_path):
-    for path in folder.glob("runs/*/result.json"):
-        path.write_text(json.dumps({**json.loads(path.read_text()), "evaluations": []}))
-    main([f"wikitext2-adam={folder}", "--output", str(tmp_path / "figures")])
-    assert [path.name for path in (tmp_path / "figures").iterdir()] == ["quality_state.png"]
-
-
-def test_curves_over_examples_count_the_words_of_every_step(folder):
-    table = read_table(load_recipe("wikitext2-adam"), folder)
-    axes = Figure().subplots()
-    draw_examples(axes, table)
-    drawn = {line.get_label(): line.get_xdata().tolist() for line in axes.lines}
-    assert drawn["LEAN"] == [0.0002, 0.0004]
-    assert axes.get_xlabel() == "millions of words"
 
 
 def test_a_folder_without_runs_is_refused(tmp_path):

@@ -15,7 +15,7 @@ from experiments.checkpoints import (
     save_checkpoint,
 )
 from experiments.locks import locked
-from experiments.runs import run_in, smooth_losses
+from experiments.runs import run_in
 from experiments.tasks import NextWords
 from experiments.training import Training
 
@@ -164,14 +164,3 @@ def test_a_diverged_run_has_a_result_that_says_so(setting, tmp_path, monkeypatch
     result = run_in(tmp_path, setting, setting.train, console=QUIET)
     assert result["valid"] is None
     assert "loss became nan at step 1" in read_json(tmp_path / "result.json")["diverged"]
-
-
-def test_an_exploded_run_has_a_result_that_says_so(setting, tmp_path):
-    settings = replace(setting.train, table_lr=1e9, steps=1)
-    result = run_in(tmp_path, setting, settings, console=QUIET)
-    assert result["test"] is None
-    assert "lower table_lr = 1000000000.0" in result["diverged"]
-
-
-def test_smoothed_losses_are_means_of_equal_stretches():
-    assert smooth_losses([1.0, 3.0, 5.0, 7.0, 9.0], points=3) == [(2, 2.0), (4, 6.0), (5, 9.0)]

@@ -148,17 +148,6 @@ def test_a_row_has_the_same_sum_alone_as_among_others(dim):
         assert torch.equal(row_sums(values[row : row + 1]), together[row : row + 1])
 
 
-@given(
-    st.sampled_from([0.0, 0.1, 0.5, 0.9, 0.999]),
-    st.lists(st.floats(0.0, 100.0, width=32), min_size=2, max_size=2),
-)
-def test_an_average_moves_towards_the_value_and_not_beyond(decay, numbers):
-    old, value = (torch.tensor(number) for number in numbers)
-    new = Average(decay, 1 - decay).after(old, value)
-    low, high = min(old, value), max(old, value)
-    assert low - 1e-5 * high <= new <= high * (1 + 1e-5)
-
-
 def test_a_sum_that_has_overflowed_stays_so():
     infinite = torch.tensor(float("inf"))
     assert Average(1.0, 1.0).after(infinite, torch.tensor(2.0)) == infinite

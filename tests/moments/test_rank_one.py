@@ -69,8 +69,3 @@ def test_rows_that_are_not_touched_decay_with_the_table():
         moved(moment, torch.tensor([1]), values[:1], average, step=step)
     row_sum = moment.estimate(torch.tensor([0])).sum().item()
     assert row_sum == pytest.approx(values[0].sum().item() * 0.5**3)
-
-
-def test_the_factors_take_a_number_a_row_and_a_number_a_column():
-    shapes = {key: tuple(value.shape) for key, value in opened(so.RankOne()).tensors.items()}
-    assert shapes == {"rows": (40,), "scale": (), "columns": (3,)}

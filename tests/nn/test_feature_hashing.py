@@ -109,12 +109,6 @@ def test_characters_beyond_ascii_are_parts_of_words():
     assert (len(one), len(two), len(parts)) == (1, 2, 2)
 
 
-def test_two_forms_of_one_accent_are_two_texts():
-    composed, decomposed = listed(FeatureHashing()(["\u00e9", "e\u0301"]))
-    assert len(composed) == 2
-    assert len(decomposed) == 3
-
-
 def test_a_lone_surrogate_is_hashed_like_any_character():
     assert len(listed(FeatureHashing()(["a\udcff"]))[0]) == 4
 

@@ -34,13 +34,6 @@ SAMPLERS = ["log-uniform", "unigram"]
 # Distributions
 
 
-@pytest.mark.parametrize("name", SAMPLERS)
-@pytest.mark.parametrize("classes", SIZES)
-def test_probabilities_add_up_to_one(name, classes):
-    total = sampler_of(name, classes).probability(torch.arange(classes)).sum().item()
-    assert total == pytest.approx(1.0, rel=1e-12)
-
-
 @pytest.mark.parametrize("classes", SIZES)
 def test_every_id_has_an_interval_as_long_as_its_probability(classes):
     sampler = LogUniformSampler(classes)
@@ -51,13 +44,6 @@ def test_every_id_has_an_interval_as_long_as_its_probability(classes):
     assert torch.equal(sampler.from_uniform(starts + steps), ids)
     assert torch.equal(sampler.from_uniform(ends - steps), ids)
     torch.testing.assert_close(sampler.probability(ids), ends - starts, rtol=0, atol=4 * 2.0**-53)
-
-
-def test_extreme_uniform_numbers_stay_in_range():
-    ends = torch.tensor([0.0, 1.0 - 2.0**-53], dtype=torch.float64)
-    assert LogUniformSampler(793_471).from_uniform(ends).tolist() == [0, 793_470]
-    even = UnigramSampler(torch.ones(793_471))
-    assert even.from_uniform(ends, ends).tolist() == [0, 793_470]
 
 
 @pytest.mark.parametrize("name", SAMPLERS)

@@ -27,6 +27,8 @@ BAD_RATES = {
     "negative": (-0.1, ValueError, "finite and >= 0, got -0.1"),
     "a tensor of NaN": (torch.tensor(NAN), ValueError, "finite and >= 0, got tensor"),
     "two numbers": (torch.ones(2), ValueError, r"one number, got a tensor of shape \[2\]"),
+    "no number": (torch.ones(0), ValueError, r"one number, got a tensor of shape \[0\]"),
+    "an int too large for a float": (10**400, ValueError, ""),
     "a word": ("0.1", TypeError, "a number, got '0.1'"),
     "nothing": (None, TypeError, "a number, got None"),
     "a flag": (True, TypeError, "a number, got True"),

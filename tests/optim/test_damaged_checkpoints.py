@@ -168,21 +168,9 @@ def test_a_state_that_is_no_dict_is_refused(state):
     refuse("lean", checkpoint, "parameter 0", "dict")
 
 
-@pytest.mark.parametrize("states", NO_DICTS.values(), ids=NO_DICTS)
-def test_states_that_are_no_dict_are_refused(states):
-    refuse("lean", {**saved("lean"), "state": states}, "state", "dict")
-
-
 @pytest.mark.parametrize("checkpoint", NO_DICTS.values(), ids=NO_DICTS)
 def test_a_checkpoint_that_is_no_dict_is_refused(checkpoint):
     refuse("lean", checkpoint, "dict")
-
-
-@pytest.mark.parametrize("key", ["state", "param_groups"])
-def test_a_checkpoint_without_one_of_its_parts_is_refused(key):
-    checkpoint = saved("lean")
-    del checkpoint[key]
-    refuse("lean", checkpoint, key)
 
 
 def test_the_state_of_a_parameter_that_no_group_has_is_refused():

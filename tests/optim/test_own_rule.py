@@ -1,7 +1,5 @@
 """An optimizer of one's own, whose rule is a function: no kernel knows it, and torch has none."""
 
-import copy
-import math
 import warnings
 from typing import Any
 from unittest import mock
@@ -112,15 +110,6 @@ def test_a_rule_that_is_a_function_does_what_it_says(memory, kind, maximize):
     assert optimizer.state[parameter]["step"] == STEPS
 
 
-def test_sparse_and_dense_gradients_may_take_turns():
-    streams = [list(stream(SHAPE, 4)) for stream in STREAMS.values()]
-    gradients = [gradient for pair in zip(*streams, strict=True) for gradient in pair]
-    parameter, optimizer = built("exact")
-    step_on(parameter, optimizer, gradients)
-    expected = by_hand(gradients, has_moment=True, maximize=False)
-    torch.testing.assert_close(parameter.detach(), expected)
-
-
 class FunctionalAdam(so.Adam):
     """Adam whose rule is handed over as a function."""
 
@@ -222,47 +211,6 @@ def test_a_run_that_was_saved_and_loaded_continues_bit_for_bit(memory, kind):
     step_on(resumed, loaded, gradients[5:])
     found = [bits(optimizer, [("p", parameter)]), bits(loaded, [("p", resumed)])]
     assert differences(*found) == []
-
-
-def test_a_checkpoint_of_another_optimizer_is_refused():
-    parameter, optimizer = built("exact")
-    step_on(parameter, optimizer, [torch.ones(SHAPE)])
-    other = so.SGD([nn.Parameter(start(SHAPE))], memory="exact")
-    with pytest.raises(ValueError, match=r"lacks the options \['dampening', 'momentum', 'nest"):
-        other.load_state_dict(optimizer.state_dict())
-
-
-def test_a_copy_goes_its_own_way():
-    parameter, optimizer = built("exact")
-    step_on(parameter, optimizer, [torch.ones(SHAPE)])
-    twin_parameter, twin = copy.deepcopy((parameter, optimizer))
-    step_on(parameter, optimizer, [torch.ones(SHAPE)])
-    assert (optimizer.state[parameter]["step"], twin.state[twin_parameter]["step"]) == (2, 1)
-
-
-def test_a_compressed_moment_refuses_a_gradient_that_is_not_finite():
-    parameter, optimizer = built(MEMORIES["sketched"])
-    with pytest.raises(ValueError, match="must be finite"):
-        step_on(parameter, optimizer, [torch.full(SHAPE, math.nan)])
-    assert torch.equal(parameter.detach(), start(SHAPE))
-
-
-def test_its_options_are_checked_as_those_of_others():
-    with pytest.raises(ValueError, match=r"^lr must be finite and >= 0, got -1"):
-        built("exact", lr=-1)
-    parameter, optimizer = built("exact")
-    optimizer.param_groups[0]["nonfinite"] = "ignore"
-    with pytest.raises(ValueError, match=r"^nonfinite must be one of"):
-        step_on(parameter, optimizer, [torch.ones(SHAPE)])
-    assert torch.equal(parameter.detach(), start(SHAPE))
-
-
-def test_its_state_is_reported():
-    parameter, optimizer = built(MEMORIES["sketched"])
-    step_on(parameter, optimizer, [torch.ones(SHAPE)])
-    (reported,) = so.memory_report(optimizer).parameters
-    assert reported.state_bytes >= 3 * WIDTH * SHAPE[1] * 4
-    assert reported.exact_bytes == SHAPE[0] * SHAPE[1] * 4  # its one moment
 
 
 def test_it_has_no_counterpart_in_torch():

@@ -131,14 +131,6 @@ def test_what_a_table_started_from_must_be_a_number(start):
     refuse(run, saved, "second moment of parameter 0 of the checkpoint .*, but its second_start")
 
 
-def test_a_state_that_lacks_a_whole_moment_is_refused():
-    run = Run.start(adam()).train(batches(2))
-    saved = copy.deepcopy(run.optimizer.state_dict())
-    del saved["state"][3]["first_values"]
-    pattern = "first moment of parameter 3 of the checkpoint .* has nothing, not .'first_values'"
-    refuse(run, saved, pattern)
-
-
 # Steps that are no counts, and missing and foreign keys, are in `test_damaged_checkpoints.py`.
 BAD_STATE = {
     "no word on compression": (

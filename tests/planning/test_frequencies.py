@@ -39,12 +39,6 @@ def test_the_exponent_of_zipf_is_found_again(exponent):
     )
 
 
-def test_the_exponent_is_measured_from_counts():
-    counts = 10**9 / torch.arange(1, 10_001).double() ** 0.8
-    shuffled = counts[torch.randperm(10_000, generator=torch.Generator().manual_seed(0))]
-    assert RowFrequencies.of_counts(shuffled).exponent == pytest.approx(0.8, abs=0.02)
-
-
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=300).filter(any))
 def test_counts_keep_their_rows_and_their_mass(counts):
     found = RowFrequencies.of_counts(np.array(counts))
@@ -53,12 +47,6 @@ def test_counts_keep_their_rows_and_their_mass(counts):
     unseen = sum(n for n, share in zip(found.rows, found.shares, strict=True) if share == 0)
     assert unseen == counts.count(0)
     assert found.shares[0] == pytest.approx(max(counts) / sum(counts))
-
-
-def test_ids_count_as_their_counts():
-    ids = torch.tensor([[3, 3, 1], [3, 0, 1]])
-    expected = RowFrequencies.of_counts(torch.tensor([1, 2, 0, 3, 0]))
-    assert RowFrequencies.of_ids(ids, rows=5) == expected
 
 
 @pytest.mark.parametrize("form", [list, np.array, lambda numbers: torch.tensor(numbers).float()])

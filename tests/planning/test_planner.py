@@ -133,12 +133,6 @@ def test_an_optimizer_is_planned_for_the_gradients_it_has():
     assert so.plan(torch.optim.SparseAdam([model.words.weight]), "20KB").optimizer == "Adam"
 
 
-def test_a_plan_of_our_own_optimizer_is_for_that_kind():
-    plan = so.plan(so.RMSprop(Small().parameters(), memory="lean"), "40KB", tables=["parameter 0"])
-    assert plan.optimizer == "RMSprop"
-    assert plan.memory.keys() == {"parameter 0"}
-
-
 class Own(optim.Optimizer):
     """An optimizer that a user wrote: one moment, which forgets half of itself."""
 
@@ -311,16 +305,6 @@ def test_measured_counts_and_ids_take_the_place_of_an_assumed_exponent():
     assumed = so.plan(shapes, "2KB")
     assert by_ids.parameters[0].exponent < 0.2 < 0.9 < assumed.parameters[0].exponent
     assert by_ids.parameters[0].error.relative > assumed.parameters[0].error.relative
-
-
-def test_sgd_keeps_nothing_for_tables_without_a_first_moment():
-    plan = so.plan(Small(), 1000, optimizer="SGD")
-    assert plan.memory["words.weight"] == so.Memory()
-    assert plan.state_bytes == 108
-
-
-def test_an_optimizer_may_be_named_as_recipes_name_it():
-    assert so.plan(LM1B, "1MB", optimizer="adagrad") == so.plan(LM1B, "1MB", optimizer="Adagrad")
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ _LEGEND = """\
 Zipf: the exponent of row frequencies. Error: what collisions add to the second moment v of the rows
 that a step touches, |estimate - v| / |v|; row: the median of (estimate - v) / v, where rare rows
 weigh most.
-Sketches wider than the default, which finest="array" offers, have trained no better."""
+Sketches wider than the default, which finest="array" offers, train better on some tasks only."""
 
 
 @dataclass(frozen=True)

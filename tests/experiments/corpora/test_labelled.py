@@ -47,9 +47,3 @@ def test_a_line_without_a_label_is_named(folder):
 def test_missing_files_are_reported_with_the_names_looked_for(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"must hold train\.tsv or train\.tsv\.gz or"):
         read_labelled(tmp_path)
-
-
-@pytest.mark.parametrize("held_out", [0.0, 1.0])
-def test_a_bad_share_to_hold_out_gets_a_clear_error(folder, held_out):
-    with pytest.raises(ValueError, match="held_out must be between 0 and 1"):
-        read_labelled(folder, held_out=held_out)

@@ -1,10 +1,8 @@
-import importlib.util
-
 import numpy as np
 import pytest
 import torch
 
-from experiments.corpora import NoisyViews, read_vectors, token_vectors
+from experiments.corpora import NoisyViews, read_vectors
 
 
 @pytest.fixture
@@ -39,19 +37,6 @@ def test_views_have_length_one_and_lie_around_their_vectors(views):
 def test_views_without_noise_are_the_vectors(views):
     found, classes = NoisyViews(views.vectors, noise=0.0).batch("train", 0, 5)
     assert torch.allclose(found, torch.nn.functional.normalize(views.vectors[classes], dim=1))
-
-
-@pytest.mark.parametrize(
-    ("vectors", "noise", "message"),
-    [
-        (torch.zeros(3), 1.0, r"vectors must be floating-point \[classes, dim\], got .* \[3\]"),
-        (torch.zeros(3, 2, dtype=torch.int64), 1.0, "vectors must be floating-point"),
-        (torch.zeros(3, 2), -1.0, r"noise must be >= 0, got -1\.0"),
-    ],
-)
-def test_bad_views_get_a_clear_error(vectors, noise, message):
-    with pytest.raises(ValueError, match=message):
-        NoisyViews(vectors, noise)
 
 
 def test_an_array_is_read_as_it_is(tmp_path):
@@ -91,18 +76,3 @@ def test_an_npz_file_without_its_arrays_gets_a_clear_error(tmp_path):
     np.savez(tmp_path / "faces.npz", x=np.zeros(3))
     with pytest.raises(ValueError, match=r"must hold the arrays embeddings .* got x"):
         read_vectors(tmp_path / "faces.npz")
-
-
-def test_missing_token_vectors_are_answered_with_what_to_install(monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(FileNotFoundError, match="run: pip install wordllama"):
-        token_vectors()
-
-
-@pytest.mark.skipif(
-    importlib.util.find_spec("wordllama") is None, reason="wordllama is not installed"
-)
-def test_the_token_vectors_have_their_size():
-    vectors = token_vectors()
-    assert vectors.shape == (32_000, 256)
-    assert vectors.isfinite().all()

@@ -25,8 +25,3 @@ def test_rare_and_unseen_words_become_unknown():
 def test_a_bad_vocabulary_gets_a_clear_error(words, message):
     with pytest.raises(ValueError, match=message):
         Vocabulary(words)
-
-
-def test_a_bad_min_count_gets_a_clear_error():
-    with pytest.raises(ValueError, match="min_count must be >= 1, got 0"):
-        Vocabulary.from_words(["a"], min_count=0)
