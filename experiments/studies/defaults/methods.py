@@ -1,0 +1,80 @@
+"""The optimizers that are compared: exact Adam, and Adam with the memories of the grid."""
+
+import re
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+import sketchoptim as so
+
+_SKETCH = re.compile(r"(?P<ratio>[\d/]+)( at least (?P<floor>\d+))?( columns)?$")
+
+
+def memory(method: str, rows: int) -> so.Memory:
+    """The memory of a table of `rows` rows under a method.
+
+    "adam", "lean", "row-wise", "no-first" (exact second moments), or the number of counters over
+    the number of rows: "1/8", "1/8 at least 4096". "row-wise" and counters also with "columns".
+    """
+    columns = method.endswith(" columns")
+    if method.removesuffix(" columns") == "row-wise":
+        return so.Memory(second=so.RowWise(columns=columns))
+    if method in ("adam", "lean"):
+        return so.Memory.of("exact" if method == "adam" else "lean")
+    if method == "no-first":
+        return so.Memory(second=so.Exact())
+    found = _SKETCH.match(method)
+    if found is None:
+        raise ValueError(f"there is no method {method!r}")
+    over, _, under = found["ratio"].partition("/")
+    counters = rows * int(over) / int(under or 1)
+    if found["floor"]:
+        counters = max(counters, min(rows, int(found["floor"])))
+    width = max(1, int(counters / 3))
+    return so.Memory(second=so.Sketched(width=width, conservative=True, columns=columns))
+
+
+class Rates(NamedTuple):
+    """The learning rate of the tables, and that of all else."""
+
+    tables: float
+    rest: float
+
+
+def build(
+    model: nn.Module,
+    method: str,
+    rates: Rates,
+    *,
+    tables: Iterable[str],
+    is_decoupled: bool = False,
+) -> so.Adam:
+    """An optimizer of the whole model: `tables` by the method, all else exact.
+
+    "adam" is exact storage everywhere, which is torch.optim's SparseAdam for sparse gradients and
+    its Adam or AdamW for dense ones (`tests/optim/test_sparse_equals_torch.py`,
+    `tests/optim/test_dense_equals_torch.py`).
+    """
+    named = {name: it for name, it in model.named_parameters() if it.requires_grad}
+    groups: list[dict[str, Any]] = [
+        {"params": [(name, named[name])], "memory": memory(method, named[name].shape[0])}
+        for name in tables
+    ]
+    rest = [(name, it) for name, it in named.items() if name not in set(tables)]
+    if rest:
+        groups.append({"params": rest, "memory": "exact", "lr": rates.rest})
+    return (so.AdamW if is_decoupled else so.Adam)(groups, lr=rates.tables)
+
+
+def scale_rates_(optimizer: torch.optim.Optimizer, factor: float) -> None:
+    """Sets every rate to `factor` times what it began with."""
+    for group in optimizer.param_groups:
+        group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
+
+
+def state_bytes(optimizer: so.Adam, tables: Iterable[str]) -> int:
+    """What the state of the tables takes."""
+    kept = {it.name: it for it in so.memory_report(optimizer).parameters}
+    return sum(kept[name].state_bytes for name in tables)
