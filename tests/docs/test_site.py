@@ -58,8 +58,11 @@ def test_every_study_that_a_page_or_the_source_names_exists():
     pages = [ROOT / "README.md", *DOCS.rglob("*.md"), *(ROOT / "src").rglob("*.py")]
     pages += (ROOT / "experiments").rglob("*.md")
     text = "".join(path.read_text("utf-8") for path in pages)
-    named = {f"{name}.py" for name in re.findall(r"experiments\.studies\.(\w+)", text)}
-    named |= set(re.findall(r"experiments/studies/(\w+\.\w+)", text))
-    assert named - {path.name for path in (ROOT / "experiments" / "studies").iterdir()} == set()
+    studies = ROOT / "experiments" / "studies"
+    modules = {path.stem for path in studies.iterdir() if path.is_dir() or path.suffix == ".py"}
+    named = set(re.findall(r"experiments\.studies\.(\w+)", text))
     assert len(named) > 3
+    assert named <= modules
+    files = {path.name for path in studies.iterdir()}
+    assert set(re.findall(r"experiments/studies/(\w+\.\w+)", text)) <= files
     assert "benchmarks/" not in text
