@@ -15,7 +15,7 @@ import sketchoptim as so
 from sketchoptim import _hashing, diagnostics
 from sketchoptim.moments._sketched import _FOLD_CHECK_STEPS
 from sketchoptim.nn import MACH, LSHSoftmax, UnigramSampler
-from sketchoptim.nn._top_classes import top_classes
+from sketchoptim.ops._top_classes import top_classes
 
 CPU = torch.device("cpu")
 ROWS, DIM = 200, 4

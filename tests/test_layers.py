@@ -15,6 +15,7 @@ LAYERS = (
         "_files",
         "_formatting",
         "_hashing",
+        "_names",
         "_pages",
         "_parsing",
         "_rounding",
@@ -38,7 +39,7 @@ LAYERS = (
 )
 # The modules of optim/, in the order in which they may import each other.
 OPTIM = (
-    {"_names", "_shards", "_schedulers"},
+    {"_shards", "_schedulers"},
     {"_checks", "_state", "_exchange"},
     {"_algorithm", "_clip"},
     {"_binding"},
@@ -59,16 +60,10 @@ ROOMS = {path.name for path in ROOT.iterdir() if (path / "__init__.py").exists()
 # Every import of a private module of another room.
 PRIVATE_IMPORTS = {
     "sketchoptim._param_groups -> optim._advice",
-    "sketchoptim._param_groups -> optim._names",
     "sketchoptim.diagnostics._diagnose -> optim._binding",
-    "sketchoptim.diagnostics._diagnose -> optim._names",
-    "sketchoptim.diagnostics._doctor -> ops._native",
     "sketchoptim.diagnostics._inspection -> optim._state",
-    "sketchoptim.diagnostics._memory_report -> optim._names",
     "sketchoptim.diagnostics._memory_report -> optim._shards",
     "sketchoptim.diagnostics._memory_report -> optim._state",
-    "sketchoptim.nn._top_classes -> ops._native",
-    "sketchoptim.planning._shapes -> optim._names",
 }
 
 

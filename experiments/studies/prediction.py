@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 
 import sketchoptim as so
+from sketchoptim._names import named_parameters
 from sketchoptim._rows import of_gradient
 from sketchoptim.moments import Moment
 from sketchoptim.nn import LogUniformSampler
 from sketchoptim.optim._binding import live_moments
-from sketchoptim.optim._names import named_parameters
 
 from ..corpora import Corpus, read_python_sources, segments
 from ..errors import run_study

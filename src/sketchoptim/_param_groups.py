@@ -7,10 +7,10 @@ from torch import Tensor, nn
 
 from . import moments
 from ._formatting import readable_bytes
+from ._names import NAME_ATTRIBUTE
 from ._validation import check_positive_int
 from .moments import Name, Table
 from .optim._advice import MIN_TABLE_ROWS
-from .optim._names import NAME_ATTRIBUTE
 from .planning import trained_parameters
 from .storage import PRESETS, Memory
 

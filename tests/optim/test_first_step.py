@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import sketchoptim as so
-from sketchoptim.optim import _names
+from sketchoptim import _names
 
 
 @pytest.mark.parametrize("count", [10, 1600])

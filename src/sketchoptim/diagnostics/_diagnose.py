@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from .._formatting import text_table
+from .._names import named_parameters
 from .._rows import row_chunks
 from .._sketch import Sketch
 from .._torch_private import entries
 from ..moments import Moment, SketchError, estimate_error, load_limit, occupied_share
 from ..optim._binding import live_moments
-from ..optim._names import named_parameters
 from ..optim.base import Group, Optimizer
 from ._power_law import PowerLaw, power_law, power_law_of
 

@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 
 from .. import _pages
-from ..ops import _native
+from ..ops import describe_cpu_kernels
 
 
 def findings() -> dict[str, str]:
@@ -19,21 +19,13 @@ def findings() -> dict[str, str]:
         "torch": torch.__version__,
         "machine": f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}",
         "threads": str(torch.get_num_threads()),
-        "cpu backend": _cpu_backend(),
+        "cpu backend": describe_cpu_kernels(),
         "huge pages": _huge_pages(),
         "tables in files": _tables_in_files(),
         "gpu": _gpu(),
         "gpu backend": _gpu_backend(),
         "SKETCHOPTIM_REQUIRE_NATIVE": os.environ.get("SKETCHOPTIM_REQUIRE_NATIVE", "not set"),
     }
-
-
-def _cpu_backend() -> str:
-    try:
-        loaded = _native.load(_native.level())
-    except OSError as error:
-        return f"reference kernels, many times slower: {error}"
-    return f"native kernels, level {_native.level()}: {loaded._name}"
 
 
 def _gpu() -> str:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from .. import moments
 from .._formatting import text_table
+from .._names import named_parameters
 from ..moments import Table
-from ..optim._names import named_parameters
 from ..optim._shards import local
 from ..optim._state import parts_of
 from ..optim.base import Optimizer

@@ -10,7 +10,7 @@ from typing import Literal, assert_never
 import torch.nn.functional as F
 from torch import Tensor
 
-from ._top_classes import Combination
+from ..ops import Combination
 
 Aggregation = Literal["mean", "min", "median", "logits", "harmonic"]
 

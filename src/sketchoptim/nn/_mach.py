@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from .. import _hashing
 from .._files import save_checkpoint
 from .._validation import check_choice, check_flag, check_int, check_positive_int
+from ..ops import TopClasses, class_scores, top_classes
 from ._aggregation import Aggregation, bucket_scores, combination_of, final_scores
 from ._class_ids import IGNORE_INDEX, check_int64, check_range, id_range
-from ._top_classes import TopClasses, class_scores, top_classes
 
 Inputs = Tensor | tuple[Tensor | None, ...]
 # Separates this hash from other uses of the same seed.

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from ._top_classes import TopClasses
+from ..ops import TopClasses
 
 
 def recall(found: Tensor | TopClasses, labels: Tensor) -> float:

@@ -1,4 +1,4 @@
-"""Backends: each takes prepared steps of single parameters and runs them."""
+"""Backends, which run prepared steps of single parameters, and what else has C++ kernels."""
 
 from ._bags import Mode, pool_bags
 from ._dispatch import (
@@ -9,13 +9,16 @@ from ._dispatch import (
     find_kernels,
     reference_only,
 )
+from ._native import description as describe_cpu_kernels
 from ._rule import AnyRule, FusedRule, Rule
 from ._schedule import Schedule
+from ._top_classes import Combination, TopClasses, class_scores, top_classes
 from .reference import LARGEST_GRADIENT, Reference, ReferenceStep
 
 __all__ = [
     "LARGEST_GRADIENT",
     "AnyRule",
+    "Combination",
     "CountingKernels",
     "FusedRule",
     "Kernels",
@@ -25,8 +28,12 @@ __all__ = [
     "ReferenceStep",
     "Rule",
     "Schedule",
+    "TopClasses",
+    "class_scores",
     "counts_steps",
+    "describe_cpu_kernels",
     "find_kernels",
     "pool_bags",
     "reference_only",
+    "top_classes",
 ]

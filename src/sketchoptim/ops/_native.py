@@ -166,6 +166,15 @@ def load(name: str) -> ctypes.CDLL:
     return library
 
 
+def description() -> str:
+    """Which kernels step parameters on the CPU, for people."""
+    try:
+        loaded = load(level())
+    except OSError as error:
+        return f"reference kernels, many times slower: {error}"
+    return f"native kernels, level {level()}: {loaded._name}"
+
+
 def _path(name: str) -> Path:
     # An editable installation keeps what was built apart from the sources: both are on the path.
     import sketchoptim.ops

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
+from .._names import name_of
 from .._warning import warn
 from ._algorithm import EXACT, Algorithm
 from ._binding import Binding
-from ._names import name_of
 from ._step import Step
 
 # Tables with fewer rows are not worth compressing.

@@ -7,10 +7,10 @@ and loads into the tensors that it then finds.
 import torch
 from torch import Tensor
 
+from .._names import keyed_parameters
 from . import _exchange, _shards
 from ._algorithm import EXACT, Algorithm
 from ._binding import fresh_state
-from ._names import keyed_parameters
 
 
 def is_asked_for(optimizer: Algorithm) -> bool:

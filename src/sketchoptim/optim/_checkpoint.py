@@ -7,12 +7,12 @@ from typing import Any
 from torch import Tensor
 
 from .. import _torch_private, moments
+from .._names import keyed_parameters
 from .._validation import check_keys
 from ..moments import Part, Table
 from ..storage import Memory
 from . import _shards, _state
 from ._algorithm import EXACT, Algorithm, Group
-from ._names import keyed_parameters
 
 Packed = dict[str, Any]
 

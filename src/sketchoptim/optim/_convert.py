@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
+from .._names import keys_of, named_parameters
 from .._rows import of_gradient, row_chunks
 from .._sketch import LARGEST_VALUE
 from ..moments import Moment, Name
@@ -15,7 +16,6 @@ from ._adam import Adam, AdamW
 from ._algorithm import EXACT, REFUSED_FLAGS, Group
 from ._binding import fresh_state, live_moments
 from ._catalogue import OPTIMIZERS
-from ._names import keys_of, named_parameters
 from ._schedulers import checked_schedulers, hand_over_
 from ._state import State
 from .base import Optimizer

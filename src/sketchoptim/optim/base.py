@@ -11,13 +11,13 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from .. import _torch_private
+from .._names import keys_of, name_of
 from .._validation import check_number
 from ..ops import FusedRule
 from ..storage import Memory
 from . import _advice, _blank_state, _checkpoint, _checks, _counting, _exchange
 from ._algorithm import Algorithm, Group
 from ._binding import Binding, Key, Options, bind
-from ._names import keys_of, name_of
 from ._step import Step
 
 __all__ = ["Group", "Optimizer"]

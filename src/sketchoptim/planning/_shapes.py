@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from .._names import named_parameters
 from .._parsing import parse_table
-from ..optim._names import named_parameters
 from ._frequencies import RowFrequencies
 
 Source = nn.Module | torch.optim.Optimizer | str | Path | Iterable[tuple[str, Iterable[int]]]

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sketchoptim import _hashing
-from sketchoptim.nn import _top_classes as module
-from sketchoptim.nn._top_classes import TopClasses, reference, top_classes
+from sketchoptim.ops import _top_classes as module
+from sketchoptim.ops._top_classes import TopClasses, reference, top_classes
 
 COMBINATIONS = ["sum", "least", "median"]
 

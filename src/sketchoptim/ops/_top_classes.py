@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .. import _hashing
 from .._sketch import median
-from ..ops import _native
+from . import _native
 
 Combination = Literal["sum", "least", "median"]
 _COMBINATIONS: dict[Combination, int] = {"sum": 0, "least": 1, "median": 2}
