@@ -145,11 +145,9 @@ def copy_saved(storage: Storage, name: Name, table: Table, saved: Parts) -> Part
 def _matching_parts(
     storage: Storage, name: Name, table: Table, tensors: dict[str, Any]
 ) -> tuple[Part, ...] | None:
-    for fill in (0.0, 1.0):  # a moment that did not start from zero may have a part more
-        parts = declare(storage, name, table, fill)
-        if {part.name for part in parts} == tensors.keys():
-            return parts
-    return None
+    fill = 0.0 if _class_of(storage).starts_from_zero(tensors) else 1.0
+    parts = declare(storage, name, table, fill)
+    return parts if {part.name for part in parts} == tensors.keys() else None
 
 
 def _class_of(storage: Storage) -> type[Moment]:

@@ -1,7 +1,7 @@
 """Rows times columns: the moment of one number a row, with an exact factor for each column."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
 import torch
@@ -51,6 +51,10 @@ class ColumnsMoment(Moment):
         plain = _without_columns(storage)
         columns = Part("columns", (table.dim,), combine="sum", least=0.0)
         return (*_class_of(plain).declare(plain, name, table, fill), columns)
+
+    @classmethod
+    def starts_from_zero(cls, part_names: Container[str]) -> bool:
+        return "start" not in part_names  # that of a sketch by row
 
     @property
     def columns(self) -> Tensor:

@@ -1,7 +1,7 @@
 """What a moment is: declared parts, and a thing that takes rows and gives back their estimates."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -199,6 +199,14 @@ class Moment:
     def declare(cls, storage: Any, name: Name, table: Table, fill: float) -> tuple[Part, ...]:
         """The parts of a fresh moment whose every estimate is `fill`."""
         raise NotImplementedError
+
+    @classmethod
+    def starts_from_zero(cls, part_names: Container[str]) -> bool:
+        """Whether a moment with these parts was declared with a `fill` of zero.
+
+        True as well if the same parts are declared for every `fill`.
+        """
+        return True
 
     def __init__(
         self, storage: Storage, name: Name, tensors: Parts, held: range | None = None

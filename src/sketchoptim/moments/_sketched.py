@@ -1,7 +1,7 @@
 """A moment in a sketch, in the four ways it can move."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Literal, assert_never
 
 import torch
@@ -69,6 +69,10 @@ class SketchedMoment(Moment, storage=Sketched):
             items = torch.tensor(table.rows, dtype=torch.int64, device="cpu")
             parts.append(Part("items", (), torch.int64, is_on_host=True, initial=items, least=0))
         return tuple(parts)
+
+    @classmethod
+    def starts_from_zero(cls, part_names: Container[str]) -> bool:
+        return "start" not in part_names
 
     @classmethod
     def _combination(cls, storage: Sketched) -> Literal["max", "sum", "refused"]:
