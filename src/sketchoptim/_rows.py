@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -26,6 +26,16 @@ class Chunk(NamedTuple):
     """Ascending and unique, int64 of shape ``[k]``."""
     gradient: Tensor
     """Of shape ``[k, dim]`` in the dtype that arithmetic is done in."""
+
+
+class RowChunks(Protocol):
+    """The rows that a step moves, block by block."""
+
+    def __len__(self) -> int:
+        """How many rows there are."""
+
+    def chunks(self) -> Iterator[Chunk]:
+        """The rows in ascending order; a chunk may be overwritten by the next."""
 
 
 @dataclass(frozen=True)

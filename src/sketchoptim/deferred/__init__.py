@@ -1,7 +1,17 @@
 """Gradients that stay what they are made of until an optimizer reads them, block by block."""
 
-from ._gradient import DeferredGradient
+from ._gradient import DeferredGradient, DeferredRows, is_row_sparse, plain_if_it_exists
 from ._lookups import Lookups
 from ._parts import Part, PlainRows, Reader, Scale
 
-__all__ = ["DeferredGradient", "Lookups", "Part", "PlainRows", "Reader", "Scale"]
+__all__ = [
+    "DeferredGradient",
+    "DeferredRows",
+    "Lookups",
+    "Part",
+    "PlainRows",
+    "Reader",
+    "Scale",
+    "is_row_sparse",
+    "plain_if_it_exists",
+]

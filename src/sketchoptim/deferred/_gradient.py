@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -125,9 +126,11 @@ class DeferredGradient(Tensor):
 
     @property
     def plain(self) -> Tensor | None:
-        """The plain gradient, if it exists already and is dense."""
+        """The plain gradient, if its rows exist already: dense, or sparse with touched rows."""
         part = self._content.plain
-        return None if part is None or self.is_row_sparse else part.values
+        if part is None or not self.is_row_sparse:
+            return None if part is None else part.values
+        return self.to_sparse_rows()
 
     @property
     def nbytes(self) -> int:  # type: ignore[override]
@@ -156,12 +159,41 @@ class DeferredGradient(Tensor):
             dense[chunk.at] = chunk.gradient.view(-1, *self.shape[1:]).to(dense.dtype)
         return dense
 
+    def to_plain(self) -> Tensor:
+        """The plain gradient: sparse with the touched rows, or dense."""
+        return self.to_sparse_rows() if self.is_row_sparse else self.to_dense()
+
+    @torch.no_grad()
+    def to_sparse_rows(self) -> Tensor:
+        """The plain gradient as a sparse tensor, uncoalesced, if `is_row_sparse`.
+
+        It has a row for each lookup, and no copy of the output gradients of single lookups.
+        """
+        self.check_current()
+        found = [(part.entries(), scale * self.scale) for part, scale in self.terms]
+        ids = [ids for (ids, _), _ in found]
+        values = [
+            rows if _is_one(scale) else (rows * scale).to(self.dtype) for (_, rows), scale in found
+        ]
+        if len(found) != 1:
+            ids = [torch.cat([torch.empty(0, dtype=torch.int64, device=self.device), *ids])]
+            empty = torch.empty(0, *self.shape[1:], dtype=self.dtype, device=self.device)
+            values = [torch.cat([empty, *values])]
+        return torch.sparse_coo_tensor(
+            ids[0][None], values[0], self.shape, check_invariants=False, device=self.device
+        )
+
+    def check_ids(self) -> None:
+        """Raises unless the rows that were looked up are within the parameter; waits for a GPU."""
+        for part, _ in self.terms:
+            part.check_ids()
+
     @torch.no_grad()
     def chunks(self, touched: Tensor | None = None) -> Iterator[Chunk]:
         """The rows that a step moves, block by block in ascending order.
 
-        Numbers are rounded to the gradient's dtype, and handed out in float32 at least. Earlier
-        rows of the weight may be modified between two blocks. A block is overwritten by the next.
+        Numbers are in float32 at least, and not rounded to the gradient's dtype. Earlier rows of
+        the weight may be modified between two blocks. A block is overwritten by the next.
         """
         self.check_current()
         reading = _Pass(self)
@@ -193,16 +225,24 @@ class DeferredGradient(Tensor):
         return norm
 
     @torch.no_grad()
-    def is_within(self, limit: float) -> Tensor:
-        """Whether all elements are finite and at most `limit` in magnitude, as a tensor.
+    def bound(self) -> Tensor:
+        """A number that no element exceeds in magnitude, from the parts alone.
 
-        A bound from the parts decides, and a pass over all rows only if the bound is too large.
+        NaN or inf if an element may be that.
         """
         self.check_current()
         bound = torch.zeros((), device=self.device)
         for part, scale in self.terms:
             bound = bound + part.bound() * _magnitude(scale)
-        is_within = bound * _magnitude(self.scale) <= limit  # false for NaN
+        return bound * _magnitude(self.scale)
+
+    @torch.no_grad()
+    def is_within(self, limit: float) -> Tensor:
+        """Whether all elements are finite and at most `limit` in magnitude, as a tensor.
+
+        A bound from the parts decides, and a pass over all rows only if the bound is too large.
+        """
+        is_within = self.bound() <= limit  # false for NaN
         if self.device.type == "cpu" and not is_within and self.terms:
             return self.norm_of(float("inf")) <= limit
         return is_within
@@ -299,7 +339,8 @@ class _Pass:
     """One pass over the rows of a gradient."""
 
     def __init__(self, gradient: DeferredGradient) -> None:
-        self.dtype, self.device, self.scale = gradient.dtype, gradient.device, gradient.scale
+        self.dtype, self.device = arithmetic_dtype(gradient.dtype), gradient.device
+        self.scale = gradient.scale
         self.dim = gradient.shape[1:].numel()
         self.readers: list[tuple[Reader, Scale]] = [
             (part.reader(), scale) for part, scale in gradient.terms
@@ -311,8 +352,7 @@ class _Pass:
     def block(self, at: slice | Tensor, count: int) -> Tensor:
         """The rows ``[count, dim]`` in the dtype of arithmetic, until the next block."""
         if self._block is None or len(self._block) < count:
-            dtype = arithmetic_dtype(self.dtype)
-            self._block = torch.empty(count, self.dim, dtype=dtype, device=self.device)
+            self._block = torch.empty(count, self.dim, dtype=self.dtype, device=self.device)
         out = self._block[:count].zero_()
         for reader, scale in self.readers:
             if _is_one(scale):
@@ -323,9 +363,39 @@ class _Pass:
                 out.add_(rows.mul_(scale))
         if not _is_one(self.scale):
             out.mul_(self.scale)
-        if self.dtype != out.dtype:
-            out.copy_(out.to(self.dtype))  # rounded, as the plain gradient is
         return out
+
+
+@dataclass(frozen=True)
+class DeferredRows:
+    """The rows that a step along a deferred gradient moves."""
+
+    gradient: DeferredGradient
+    ids: Tensor | None
+    """Those that are touched; None for all rows."""
+
+    @classmethod
+    def of(cls, gradient: DeferredGradient) -> "DeferredRows":
+        """The rows of a gradient, whose ids are found once."""
+        return cls(gradient, gradient.touched)
+
+    def __len__(self) -> int:
+        return self.gradient.shape[0] if self.ids is None else self.ids.numel()
+
+    def chunks(self) -> Iterator[Chunk]:
+        """The rows in ascending order; a chunk is overwritten by the next."""
+        return self.gradient.chunks(self.ids)
+
+
+def is_row_sparse(gradient: Tensor) -> bool:
+    """Whether a step along a gradient, deferred or not, moves touched rows alone."""
+    return gradient.is_row_sparse if type(gradient) is DeferredGradient else gradient.is_sparse
+
+
+def plain_if_it_exists(gradient: Tensor) -> Tensor:
+    """The plain gradient of a deferred one whose rows exist; any other gradient as it is."""
+    plain = gradient.plain if isinstance(gradient, DeferredGradient) else None
+    return gradient if plain is None else plain
 
 
 def _is_one(scale: Scale) -> bool:

@@ -55,6 +55,28 @@ class Lookups(Part):
     def reader(self) -> Reader:
         return _LookupReader(self)
 
+    def entries(self) -> tuple[Tensor, Tensor]:
+        ids, values, factors = self.ids, self.output_gradient, self.factors()
+        if self.offsets is not None:
+            values = values[self.bags]
+        if factors is not None:
+            values = (values * factors[:, None]).to(self.dtype)
+        if self.padding_idx is not None:
+            is_kept = ids != self.padding_idx
+            ids, values = ids[is_kept], values[is_kept]
+        return ids.long(), values.reshape(-1, *self.shape[1:])
+
+    def check_ids(self) -> None:
+        """Raises unless all ids are rows of the table."""
+        if not self.ids.numel():
+            return
+        low, high = torch.stack(torch.aminmax(self.ids)).tolist()
+        if low < 0 or high >= self.shape[0]:
+            raise ValueError(
+                f"the gradient of the parameter of shape {list(self.shape)} must have row ids "
+                f"between 0 and {self.shape[0] - 1}, got {low} to {high}"
+            )
+
     def bound(self) -> Tensor:
         """The largest sum over a column of magnitudes, if all lookups were of one row."""
         if not self.ids.numel():

@@ -60,6 +60,16 @@ class Part:
         """A pass over the rows."""
         raise NotImplementedError
 
+    def entries(self) -> tuple[Tensor, Tensor]:
+        """Ids ``[k]`` and rows ``[k, ...]`` in the gradient's dtype, whose sum by id is the part.
+
+        Only of a part that is sparse.
+        """
+        raise NotImplementedError
+
+    def check_ids(self) -> None:
+        """Raises unless the part has gradients of rows of the parameter alone."""
+
     def bound(self) -> Tensor:
         """A number that no element exceeds in magnitude; NaN or inf if an element may be that.
 
@@ -139,6 +149,11 @@ class PlainRows(Part):
 
     def reader(self) -> Reader:
         return _PlainReader(self.values)
+
+    def entries(self) -> tuple[Tensor, Tensor]:
+        ids = self.touched
+        assert ids is not None  # it is sparse
+        return ids, self.values[ids]
 
     def bound(self) -> Tensor:
         if not self.values.numel():

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from .._rows import Chunk, Rows
+from .._rows import Chunk, RowChunks, Rows
 from .._sketch import Sketch
 from ..storage import Granularity, Storage
 
@@ -320,7 +320,7 @@ class Drive:
     def __init__(
         self,
         moves: Sequence[Move],
-        rows: Rows,
+        rows: RowChunks,
         gradients: Callable[[], Iterator[Chunk]] | None = None,
     ) -> None:
         self.moves, self.touched = moves, len(rows)

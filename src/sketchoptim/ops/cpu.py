@@ -12,6 +12,7 @@ from .._rows import CHUNK_ELEMENTS
 from .._sketch import LARGEST_SCALE, SMALLEST_SCALE, Sketch
 from .._torch_private import entries
 from .._validation import PLAIN_TENSORS
+from ..deferred import DeferredGradient
 from ..moments import ArrayView, Average, CodesView, KernelView, Moment, Moments, SketchView
 from . import _native
 from ._rule import AnyRule, FusedRule
@@ -115,6 +116,8 @@ class CpuKernels:
 
     def unsupported_reason(self, gradient: Tensor, rule: AnyRule) -> str:
         """Why `prepare` gave None, and the remedy."""
+        if isinstance(gradient, DeferredGradient):
+            return f"there is no kernel for its {gradient!r}"
         reason = _unsupported_layout(gradient, "its gradient")
         return reason or "its rule is no FusedRule, so only the reference knows it"
 

@@ -19,6 +19,7 @@ from .. import _hashing
 from .._torch_private import entries
 from .._validation import PLAIN_TENSORS
 from .._warning import warn
+from ..deferred import DeferredGradient
 from ..moments import ArrayView, CodesView, Moment, Moments, SketchView
 from ._dispatch import PreparedStep, Settled
 from ._gpu_launches import MOST_COLUMNS, Call, Shape, launches
@@ -137,6 +138,8 @@ class GpuKernels:
         """Why `prepare` gave None, and the remedy."""
         if type(rule) is not FusedRule:
             return "its rule is no FusedRule, so only the reference knows it"
+        if isinstance(gradient, DeferredGradient):
+            return f"there is no kernel for its {gradient!r}"
         if type(gradient) not in PLAIN_TENSORS:
             return f"its gradient is a {type(gradient).__name__}; use a plain tensor"
         return f"its gradient has the strides {gradient.stride()}; use contiguous()"

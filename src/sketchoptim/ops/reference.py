@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from .. import _rounding
-from .._rows import Chunk, of_gradient
+from .._rows import Chunk, RowChunks, of_gradient
 from .._sketch import LARGEST_VALUE
 from .._torch_private import entries
+from ..deferred import DeferredGradient, DeferredRows
 from ..moments import Drive, Moments, Move
 from ._rule import AnyRule
 
@@ -31,13 +32,16 @@ class Reference:
     def prepare(
         self, gradient: Tensor, rule: AnyRule, *, is_checked: bool, rounding_key: int | None
     ) -> "ReferenceStep":
-        """The step along a gradient whose rows exist; nothing has changed yet."""
+        """The step along a gradient of rows of the parameter; nothing has changed yet."""
         if rule.reads_before and rule.weight_decay:
             raise ValueError(
                 "weight_decay of a rule with reads_before=True must be 0, got "
                 f"{rule.weight_decay}; shrink the rows in its update instead"
             )
         check_ids(self.parameter, gradient)
+        if rule.reads_before and isinstance(gradient, DeferredGradient):
+            # Its rows move in a first pass, after which none could be computed from them again.
+            gradient = gradient.to_plain()
         step = ReferenceStep(self, gradient, rule, rounding_key)
         step.is_finite = not is_checked or step.has_finite_gradient()
         return step
@@ -53,12 +57,19 @@ class ReferenceStep:
     ) -> None:
         self.parameter, self.moments = reference.parameter, reference.moments
         self.first_row, self.rule, self.rounding_key = reference.first_row, rule, rounding_key
-        self.rows = of_gradient(gradient)
+        self.gradient = gradient
+        self.rows: RowChunks = (
+            DeferredRows.of(gradient)
+            if isinstance(gradient, DeferredGradient)
+            else of_gradient(gradient)
+        )
         self.touched = len(self.rows)
         self._drive: Drive | None = None
 
     def has_finite_gradient(self) -> bool:
         """Whether every gradient that would reach the moments is finite, and its square is too."""
+        if isinstance(self.gradient, DeferredGradient) and self._is_bounded(self.gradient):
+            return True
         extremes = [
             torch.stack(torch.aminmax(chunk.gradient))
             for chunk in self._chunks()
@@ -66,6 +77,15 @@ class ReferenceStep:
         ]
         # One look at the end, since a look waits for a GPU; false for NaN.
         return not extremes or torch.stack(extremes).abs().amax().item() <= LARGEST_GRADIENT
+
+    def _is_bounded(self, gradient: DeferredGradient) -> bool:
+        """Whether bounds show that it is finite, without a pass over its rows."""
+        bound = gradient.bound()
+        if self.rule.weight_decay and self.touched and self.parameter.numel():
+            weights = self.parameter.detach()
+            largest = torch.stack(torch.aminmax(weights)).abs().amax()
+            bound = bound + largest * abs(self.rule.weight_decay)
+        return bool(bound <= LARGEST_GRADIENT)
 
     def _moves(self) -> tuple[Move | None, Move | None]:
         rule, (first, second) = self.rule, self.moments
@@ -128,7 +148,9 @@ class ReferenceStep:
 
 
 def check_ids(parameter: Tensor, gradient: Tensor) -> None:
-    """Raises where a sparse gradient names a row that the parameter does not have."""
+    """Raises where a gradient names a row that the parameter does not have."""
+    if isinstance(gradient, DeferredGradient):
+        gradient.check_ids()
     if not gradient.is_sparse:
         return
     ids, _ = entries(gradient)

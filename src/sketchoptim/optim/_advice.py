@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from .._names import name_of
 from .._warning import warn
+from ..deferred import is_row_sparse
 from ._algorithm import EXACT, Algorithm
 from ._binding import Binding
 from ._step import Step
@@ -68,7 +69,7 @@ def exact_tables_warning(optimizer: Algorithm, bindings: list[Binding]) -> str |
         if it.memory is EXACT
         and it.group_memory != EXACT
         and it.storages
-        and not it.gradient.is_sparse
+        and not is_row_sparse(it.gradient)
         and it.parameter.dim() > 1
         and it.parameter.shape[0] >= MIN_TABLE_ROWS
     ]

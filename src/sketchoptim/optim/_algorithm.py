@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from .._validation import check_choice, check_flag, check_number
+from ..deferred import is_row_sparse
 from ..moments import Name
 from ..ops import AnyRule
 from ..storage import PRESETS, Memory, Storage
@@ -108,7 +109,7 @@ class Algorithm(torch.optim.Optimizer):
             is_compressed = state.get("is_compressed")
         else:
             assert gradient is not None
-            is_compressed = gradient.is_sparse or group["compress_dense"]
+            is_compressed = is_row_sparse(gradient) or group["compress_dense"]
         memory: Memory = group["memory"]
         return memory if is_compressed and memory != EXACT else EXACT
 

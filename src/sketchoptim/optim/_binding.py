@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .. import _rounding, moments, ops
 from .._validation import PLAIN_TENSORS
+from ..deferred import plain_if_it_exists
 from ..moments import Moment, Moments, Name, Parts
 from ..storage import Memory, Storage
 from . import _checks, _shards, _state
@@ -90,7 +91,7 @@ class Binding:
     def gradient(self) -> Tensor:
         """That of the local rows."""
         assert self.parameter.grad is not None  # only such parameters are stepped
-        return _shards.local(self.parameter.grad)
+        return _shards.local(plain_if_it_exists(self.parameter.grad))
 
     def exact_values(self, name: Name) -> Tensor:
         """The tensor of an exact moment."""

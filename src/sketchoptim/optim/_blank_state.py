@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .._names import keyed_parameters
+from ..deferred import DeferredGradient
 from . import _exchange, _shards
 from ._algorithm import EXACT, Algorithm
 from ._binding import fresh_state
@@ -18,7 +19,7 @@ def is_asked_for(optimizer: Algorithm) -> bool:
     if not all(_is_zero(group["lr"]) for group in optimizer.param_groups):
         return False
     gradients = [it.grad for it in _parameters(optimizer) if it.grad is not None]
-    if not gradients or any(it.is_sparse for it in gradients):
+    if not gradients or any(it.is_sparse or isinstance(it, DeferredGradient) for it in gradients):
         return False
     is_moving = any(bool(torch.any(_shards.local(it))) for it in gradients)
     return not _exchange.is_anywhere(is_moving, _parameters(optimizer))

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from .._validation import PLAIN_TENSORS, check_storage, is_wrapper
+from ..deferred import DeferredGradient
 from ..moments import Name
 from ..storage import Memory
 from ._shards import layout, local
@@ -87,6 +88,8 @@ def check_gradient(parameter: Tensor, gradient: Tensor) -> None:
         raise ValueError(
             f"{_gradient_of(parameter)} be on {parameter.device}, got {gradient.device}"
         )
+    if isinstance(gradient, DeferredGradient):
+        gradient.check_current()
     if gradient.is_sparse:
         if gradient.sparse_dim() != 1:
             raise ValueError(

@@ -10,6 +10,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from .._names import keys_of, named_parameters
 from .._rows import of_gradient, row_chunks
 from .._sketch import LARGEST_VALUE
+from ..deferred import is_row_sparse
 from ..moments import Moment, Name
 from ..storage import Memory
 from ._adam import Adam, AdamW
@@ -216,7 +217,7 @@ def _their_group(
 ) -> Group:
     dropped = set(_OUR_OPTIONS)
     for parameter in taken.intersection(group["params"]):
-        if kind in _TAKE_NO_SPARSE and parameter.grad is not None and parameter.grad.is_sparse:
+        if kind in _TAKE_NO_SPARSE and parameter.grad is not None and is_row_sparse(parameter.grad):
             raise ValueError(
                 f"torch.optim.{kind.__name__} takes no sparse gradients, but the parameter of "
                 f"shape {list(parameter.shape)} has one; see kind= and parameters="
@@ -259,7 +260,7 @@ def _is_table(
     if isinstance(optimizer, _TAKE_NO_SPARSE) or group["memory"] == EXACT:
         return False
     if parameter.grad is not None:
-        return parameter.grad.is_sparse
+        return is_row_sparse(parameter.grad)
     if isinstance(optimizer, torch.optim.SGD):
         return bool(theirs["momentum_buffer"].is_sparse)
     raise ValueError(

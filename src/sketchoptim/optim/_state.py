@@ -7,6 +7,7 @@ from torch import Tensor
 
 from .. import moments
 from .._validation import check_count, check_flag, check_keys, check_storage
+from ..deferred import is_row_sparse
 from ..moments import Name, Parts, Table
 from ..storage import Storage
 
@@ -45,7 +46,7 @@ def starts_anew(state: State, gradient: Tensor | None) -> bool:
     """
     return (
         gradient is not None
-        and gradient.is_sparse
+        and is_row_sparse(gradient)
         and state.get("is_compressed") is False
         and isinstance(step := state.get("step"), Tensor)
         and step.numel() == 1

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Literal
 from torch import Tensor
 
 from .. import _rounding, moments, ops
+from ..deferred import DeferredGradient
 from ..ops import AnyRule
 from . import _shards, _state
 from ._binding import Binding
@@ -58,6 +59,10 @@ class Step:
         key = None if seed is None else _rounding.weights_key(seed, self.number)
         if kernels is not None:
             step = kernels.prepare(gradient, rule, is_checked=is_checked, rounding_key=key)
+            if step is None and isinstance(gradient, DeferredGradient) and gradient.is_row_sparse:
+                # Its rows are sums of output gradients, which the plain gradient shares.
+                gradient = gradient.to_sparse_rows()
+                step = kernels.prepare(gradient, rule, is_checked=is_checked, rounding_key=key)
             if step is not None:
                 return step
             self.fallback_reason = kernels.unsupported_reason(gradient, rule)

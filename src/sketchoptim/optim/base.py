@@ -13,11 +13,13 @@ from torch.compiler import is_dynamo_compiling
 from .. import _torch_private
 from .._names import keys_of, name_of
 from .._validation import check_number
+from ..deferred import DeferredGradient, is_row_sparse, plain_if_it_exists
 from ..ops import FusedRule
 from ..storage import Memory
 from . import _advice, _blank_state, _checkpoint, _checks, _counting, _exchange
 from ._algorithm import Algorithm, Group
 from ._binding import Binding, Key, Options, bind
+from ._row_blocks import torch_calls
 from ._step import Step
 
 __all__ = ["Group", "Optimizer"]
@@ -110,6 +112,8 @@ class Optimizer(Algorithm):
             gradient = parameter.grad
             if gradient is None:
                 continue
+            if type(gradient) is DeferredGradient:
+                gradient = plain_if_it_exists(gradient)
             try:
                 binding = self._bindings.get(id(parameter))
                 if binding is None or not binding.is_current(self.state.get(parameter), options):
@@ -120,7 +124,9 @@ class Optimizer(Algorithm):
                     binding = bind(self, parameter, group, options, key, binding)
                     prepared.fresh.append(binding)
                 _checks.check_gradient(parameter, gradient)
-                if binding.steps_by_torch and not gradient.is_sparse:
+                if binding.steps_by_torch and not is_row_sparse(gradient):
+                    if type(gradient) is DeferredGradient:
+                        gradient.check_ids()
                     by_torch.append(binding)
                 else:
                     prepared.steps.append(self._prepared_step(group, binding, gradient))
@@ -139,7 +145,7 @@ class Optimizer(Algorithm):
             group,
             number - binding.began_after,
             memory=binding.memory,
-            is_sparse=gradient.is_sparse,
+            is_sparse=is_row_sparse(gradient),
         )
         if counting is not None and type(rule) is not FusedRule:
             _counting.settle_(binding, group)  # the reference steps it
@@ -160,7 +166,8 @@ class Optimizer(Algorithm):
         for group, bindings in prepared.by_torch:
             assert self.torch_step_ is not None  # steps_by_torch
             with torch.no_grad():
-                self.torch_step_(group, bindings)
+                for parameters in torch_calls(bindings):
+                    self.torch_step_(group, parameters)
 
     def _validated_options(self, group: Group) -> Options:
         """The options of a group, all but the rate: the same object while they are the same.

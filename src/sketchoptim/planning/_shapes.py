@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from .._names import named_parameters
 from .._parsing import parse_table
+from ..deferred import is_row_sparse
 from ._frequencies import RowFrequencies
 
 Source = nn.Module | torch.optim.Optimizer | str | Path | Iterable[tuple[str, Iterable[int]]]
@@ -137,7 +138,7 @@ def _of_optimizer(optimizer: torch.optim.Optimizer) -> Iterator[ParameterShape]:
     for name, parameter, group in named_parameters(optimizer):
         if not parameter.requires_grad:
             continue
-        is_sparse = parameter.grad is not None and parameter.grad.is_sparse
+        is_sparse = parameter.grad is not None and is_row_sparse(parameter.grad)
         is_table = is_sparse or bool(group.get("compress_dense"))
         yield _of_tensor(name, parameter, is_table or isinstance(optimizer, torch.optim.SparseAdam))
 
