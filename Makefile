@@ -10,7 +10,7 @@ SKETCHOPTIM_DATA ?= $(abspath ../shared/data)
 export SKETCHOPTIM_DATA
 endif
 
-.PHONY: setup check test test-gpu test-ptx test-ptx-quick demo docs format sanitize wheel wheel-test clean
+.PHONY: setup check test test-gpu test-ptx test-ptx-quick test-aarch64 demo docs format sanitize clang wheel wheel-test clean
 
 setup: $(STAMP)
 
@@ -51,6 +51,11 @@ test-ptx-quick: setup $(TRITON)/.up-to-date
 	$(ON_TRITON) $(BIN)/pytest tests/gpu/ptx
 	$(ON_TRITON) SKETCHOPTIM_PTX=sm_80 $(BIN)/pytest $(EXECUTED)/test_gpu_refusals.py $(EXECUTED)/test_gpu_together.py
 
+# The C++ kernels on 64-bit ARM, emulated: golden vectors, and the comparison with the reference. It
+# takes half an hour; .ci/aarch64 has what it needs of the system.
+test-aarch64: setup
+	bash .ci/aarch64 $(BIN)/python tests/test_hashing.py tests/test_rounding.py tests/ops
+
 $(TRITON)/.up-to-date: constraints.txt | setup
 	rm -rf $(TRITON)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps --target $(TRITON) triton
@@ -87,6 +92,15 @@ build/sanitize/%: $(SANITIZED) $(wildcard csrc/*.h)
 	mkdir -p $@.objects
 	cd $@.objects && $(CXX) $(SANITIZE) -fopenmp -c $(abspath $(SANITIZED))
 	$(CXX) $(SANITIZE) $@.objects/*.o -o $@
+
+# The same calls where another compiler has built the kernels: macOS has this one.
+clang: build/clang/exercise
+	build/clang/exercise 2000
+
+build/clang/exercise: $(wildcard csrc/*.cpp csrc/*.h) tests/sanitize/exercise.cpp
+	mkdir -p build/clang
+	clang++ -std=c++17 -O2 -ffp-contract=off -fno-math-errno -fno-trapping-math -Wall -Wextra -Werror \
+	  -Wno-psabi -fopenmp $(filter %.cpp,$^) -o $@
 
 # The source archive and a wheel for every Linux with glibc 2.24, in dist/. OpenMP comes with torch:
 # a runtime of our own beside it would be a second set of threads.
