@@ -15,6 +15,7 @@ LAYERS = (
         "_files",
         "_formatting",
         "_hashing",
+        "_locks",
         "_names",
         "_pages",
         "_parsing",

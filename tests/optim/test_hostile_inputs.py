@@ -45,18 +45,6 @@ def refuse_step(optimizer: so.optim.base.Optimizer, error: type[Exception], patt
     assert differences(bits(optimizer, named), before) == []
 
 
-# -- threads ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("kind", "memory"), [("Adam", "lean"), ("Adam", "exact"), ("SGD", "lean")], ids=str
-)
-def test_steps_from_several_threads_are_taken_one_after_the_other(kind, memory):
-    result = run_program("threaded_steps.py", kind, memory)
-    assert result.returncode == 0, result.stderr
-    assert json.loads(result.stdout) == {"errors": [], "steps": 200, "is_same": True}
-
-
 # -- gradients of SGD that are not finite ----------------------------------------------------------
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .. import _torch_private, moments
+from .. import moments
 from .._names import keyed_parameters
 from .._validation import check_keys
 from ..moments import Part, Table
@@ -19,7 +19,6 @@ Packed = dict[str, Any]
 
 def pack(optimizer: Algorithm) -> Packed:
     """The state in tensors, numbers and strings, with the numbers of parameters as keys."""
-    _torch_private.before_state_dict(optimizer)
     numbers: dict[Tensor, int] = {}
     for number, (_, parameter, _) in enumerate(keyed_parameters(optimizer)):
         numbers.setdefault(parameter, number)
@@ -39,14 +38,17 @@ def pack(optimizer: Algorithm) -> Packed:
             for entry, part in _parts(optimizer, group, table, whole).items():
                 whole[entry] = _shards.as_global(parameter, part, whole[entry])
             state[numbers[parameter]] = whole
-    return _torch_private.after_state_dict(optimizer, {"state": state, "param_groups": groups})
+    return {"state": state, "param_groups": groups}
+
+
+def check_is_dict(packed: object) -> None:
+    """Raises unless this may be a checkpoint."""
+    if not isinstance(packed, dict):
+        raise TypeError(f"the checkpoint must be a dict as state_dict() gives it, got {packed!r}")
 
 
 def load_(optimizer: Algorithm, packed: Packed) -> None:
     """Restores what `pack` gave, or says what differs and changes nothing."""
-    if not isinstance(packed, dict):
-        raise TypeError(f"the checkpoint must be a dict as state_dict() gives it, got {packed!r}")
-    packed = _torch_private.before_load(optimizer, dict(packed))
     check_keys("the checkpoint", packed, required=("state", "param_groups"), optional=None)
     groups = _checked_groups(optimizer, packed["param_groups"])
     states = _checked_states(optimizer, groups, packed["state"])
@@ -62,7 +64,6 @@ def load_(optimizer: Algorithm, packed: Packed) -> None:
         if "param_names" in group:
             saved.setdefault("param_names", group["param_names"])
     optimizer.__setstate__({"state": restored, "param_groups": groups})
-    _torch_private.after_load(optimizer)
 
 
 def _checked_groups(optimizer: Algorithm, saved_groups: Any) -> list[Group]:

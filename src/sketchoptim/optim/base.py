@@ -1,7 +1,6 @@
 """The base of the optimizers: the step, checkpoints and copies."""
 
 import operator
-import threading
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any, overload
@@ -11,6 +10,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from .. import _torch_private
+from .._locks import fork_safe_lock
 from .._names import keys_of, name_of
 from .._validation import check_number
 from ..deferred import DeferredGradient, is_row_sparse, plain_if_it_exists
@@ -199,8 +199,11 @@ class Optimizer(Algorithm):
 
     def state_dict(self) -> dict[str, Any]:
         """The state in tensors, numbers and strings, which `torch.load` reads by default."""
-        self.settle_()
-        return _checkpoint.pack(self)
+        _torch_private.before_state_dict(self)
+        with self._lock:
+            self.settle_()
+            packed = _checkpoint.pack(self)
+        return _torch_private.after_state_dict(self, packed)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores what `state_dict` gave, bit for bit, or says what differs and changes nothing.
@@ -208,7 +211,11 @@ class Optimizer(Algorithm):
         torch.optim casts state to the parameter's dtype and shares it with the given dict; here
         counters keep their own dtype, and everything is copied.
         """
-        _checkpoint.load_(self, state_dict)
+        _checkpoint.check_is_dict(state_dict)
+        packed = _torch_private.before_load(self, dict(state_dict))
+        with self._lock:
+            _checkpoint.load_(self, packed)
+        _torch_private.after_load(self)
 
     def __getstate__(self) -> dict[str, Any]:
         self.settle_()
@@ -219,7 +226,8 @@ class Optimizer(Algorithm):
         self._reset_caches_()
 
     def _reset_caches_(self) -> None:
-        self._lock = threading.Lock()
+        if not hasattr(self, "_lock"):
+            self._lock = fork_safe_lock()
         self._warned: set[tuple[int, str]] = set()
         self._bindings, self._lists, self._divided = {}, [], {}
         self._validated: dict[int, Options] = {}  # by id of the group
