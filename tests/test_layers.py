@@ -34,6 +34,7 @@ LAYERS = (
     {"ops"},
     {"optim"},
     {"nn", "diagnostics", "torchrec"},
+    {"arming"},
     {"planning"},
     {"_param_groups"},
     {"_cli", "__main__"},

@@ -12,8 +12,9 @@ import sketchoptim as so
 NAMES = [
     "SGD", "Adagrad", "Adam", "AdamW", "CountMinSketch", "CountSketch",
     "DeferredGradient", "Exact", "Memory", "Quantized", "RMSprop", "RankOne", "RowWise", "Sketched",
-    "TopSingular", "clip_grad_norm_",
-    "diagnose", "enable_sparse_clipping", "find_tables", "from_torch", "memory_report", "nn",
+    "TopSingular", "clip_grad_norm_", "defer_gradients",
+    "diagnose", "enable_sparse_clipping", "find_tables", "from_torch", "materialize_gradients",
+    "memory_report", "nn",
     "param_groups", "plan", "save_checkpoint", "to_torch",
 ]  # fmt: skip
 

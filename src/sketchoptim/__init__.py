@@ -12,6 +12,7 @@ from ._files import save_checkpoint
 from ._param_groups import find_tables, param_groups
 from ._sketch import CountMinSketch, CountSketch
 from ._sparse_norm import enable_sparse_clipping
+from .arming import defer_gradients, materialize_gradients
 from .deferred import DeferredGradient
 from .diagnostics import diagnose, memory_report
 from .optim import SGD, Adagrad, Adam, AdamW, RMSprop, clip_grad_norm_, from_torch, to_torch
@@ -37,10 +38,12 @@ __all__ = [
     "Sketched",
     "TopSingular",
     "clip_grad_norm_",
+    "defer_gradients",
     "diagnose",
     "enable_sparse_clipping",
     "find_tables",
     "from_torch",
+    "materialize_gradients",
     "memory_report",
     "nn",
     "param_groups",

@@ -22,6 +22,7 @@ __all__ = [
     "entries",
     "has_scheduler",
     "hooked_when_needed",
+    "ignored_by_ddp",
     "mark_as_stepped_",
     "plain_torch_function",
     "was_stepped",
@@ -79,6 +80,22 @@ def wrapper_tensor(kind: type[_TensorKind], like: Tensor, device: torch.device) 
         kind, like.shape, strides=like.stride(), dtype=like.dtype, device=device
     )
     return wrapper
+
+
+# -- DistributedDataParallel ---------------------------------------------------------------------
+# Without this name: register a communication hook that leaves out the gradients of these
+# parameters.
+
+
+def ignored_by_ddp(module: torch.nn.Module) -> set[str]:
+    """The names of parameters that DistributedDataParallel leaves alone when it wraps a module.
+
+    The set belongs to the module, and may be modified.
+    """
+    module._ddp_params_and_buffers_to_ignore = found = set(  # type: ignore[assignment]
+        getattr(module, "_ddp_params_and_buffers_to_ignore", ())
+    )
+    return found
 
 
 # -- hooks of users on state_dict and load_state_dict ---------------------------------------------

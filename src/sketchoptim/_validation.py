@@ -10,12 +10,16 @@ count as numbers; True and False do not.
 """
 
 import math
+import sys
 from collections.abc import Collection, Mapping
 from numbers import Integral, Real
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from torch import Tensor
 from torch.nn import Parameter
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 # Tensors whose numbers are in memory as their shape and strides say.
 PLAIN_TENSORS = (Tensor, Parameter)
@@ -26,6 +30,12 @@ _LONGEST_QUOTE = 120
 def is_wrapper(tensor: Tensor) -> bool:
     """Whether a tensor only wraps others that hold its numbers, as a DTensor does."""
     return hasattr(type(tensor), "__tensor_flatten__")
+
+
+def is_dtensor(tensor: Any) -> "TypeGuard[DTensor]":
+    """Whether it is a DTensor; without an import of torch.distributed.tensor, which takes long."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
 
 
 def check_number(

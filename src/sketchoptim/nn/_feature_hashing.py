@@ -260,7 +260,7 @@ class BagEncoder(TableLayer):
                 f"ids must be in [0, {len(self.weight) - 1}], got values from {distinct[0]} to "
                 f"{distinct[-1]}; give the FeatureHashing at most the features of the BagEncoder"
             )
-        rows = F.embedding(distinct, self.weight, sparse=True)
+        rows = F.embedding(distinct, self.table.read(), sparse=True)
         if weights is not None:
             weights = weights.to(rows.dtype)
         bags = F.embedding_bag(places, rows, offsets.long(), mode="sum", per_sample_weights=weights)

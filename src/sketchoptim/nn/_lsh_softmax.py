@@ -151,10 +151,10 @@ class LSHSoftmax(OutputTable):
             self._count_step()
         active = self._active(tokens.hidden, tokens.labels, generator)
         ids, at = active.ids.unique(return_inverse=True)
-        rows = F.embedding(ids, self.weight, sparse=True)
+        rows = F.embedding(ids, self.table.read(), sparse=True)
         logits = pair_logits(tokens.hidden, rows, active.token, at)
-        if self.bias is not None:
-            logits = logits + F.embedding(ids, self.bias, sparse=True)[at, 0]
+        if self.bias_table is not None:
+            logits = logits + F.embedding(ids, self.bias_table.read(), sparse=True)[at, 0]
         label_logits = logits[active.label_at]
         if self.corrected:
             logits = logits - self._log_probability(tokens.hidden, logits.detach(), active)

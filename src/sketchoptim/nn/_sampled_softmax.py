@@ -115,7 +115,8 @@ class SampledSoftmax(OutputTable):
             device=hidden.device,
         )
         candidates = self._candidates(tokens.labels, negatives)
-        loss = sampled_loss(tokens.hidden, self.weight, self.bias, candidates, factor=factor)
+        bias = None if self.bias_table is None else self.bias_table.read()
+        loss = sampled_loss(tokens.hidden, self.table.read(), bias, candidates, factor=factor)
         return tokens.scatter(loss) if factor is None else loss
 
     def _candidates(self, labels: Tensor, negatives: Negatives) -> Candidates:

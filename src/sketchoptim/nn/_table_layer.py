@@ -2,7 +2,7 @@
 
 from typing import Any, ClassVar
 
-from torch import nn
+from torch import Tensor, nn
 
 
 class TableLayer(nn.Module):
@@ -42,6 +42,10 @@ class Table(nn.Embedding):
     """The rows of a layer, which looks them up itself."""
 
     weight: nn.Parameter
+
+    def read(self) -> Tensor:
+        """The rows, for a computation that autograd follows."""
+        return self.weight
 
 
 def _rename_keys_(layer: TableLayer, state: dict[str, Any], prefix: str, *_: Any) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .. import moments
 from .._names import keyed_parameters
-from .._validation import check_keys
+from .._validation import check_keys, is_dtensor
 from ..moments import Part, Table
 from ..storage import Memory
 from . import _shards, _state
@@ -32,7 +32,7 @@ def pack(optimizer: Algorithm) -> Packed:
     ]
     state = {numbers[parameter]: it for parameter, it in optimizer.state.items()}
     for key, parameter, group in keyed_parameters(optimizer):
-        if _shards.is_dtensor(parameter) and parameter in optimizer.state:
+        if is_dtensor(parameter) and parameter in optimizer.state:
             table = _shards.table_of(parameter, key)
             whole = dict(optimizer.state[parameter])
             for entry, part in _parts(optimizer, group, table, whole).items():

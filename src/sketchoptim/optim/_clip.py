@@ -9,9 +9,9 @@ from torch import Tensor
 
 from .._sparse_norm import sparse_norm
 from .._torch_private import entries
-from .._validation import check_number
+from .._validation import check_number, is_dtensor
 from ._checks import check_gradient
-from ._shards import is_dtensor, local, whole
+from ._shards import local, whole
 
 
 @torch.no_grad()

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ._shards import Shard, is_dtensor, local
+from .._validation import is_dtensor
+from ._shards import Shard, local
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

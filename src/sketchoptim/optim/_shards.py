@@ -1,20 +1,18 @@
 """What a process holds of a parameter whose rows are divided among processes."""
 
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from .._validation import is_wrapper
+from .._validation import is_dtensor, is_wrapper
 from ..moments import Part, Table
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
-    from torch.distributed.tensor import DTensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,12 +50,6 @@ class Shard:
         total, size = parameter.shape[0], mesh.size(dividing[0])
         start = min(mesh.get_local_rank(dividing[0]) * -(-total // size), total)
         return cls(range(start, start + len(local(parameter))), mesh.get_group(dividing[0]))
-
-
-def is_dtensor(tensor: Any) -> "TypeGuard[DTensor]":
-    """Whether it is a DTensor; without an import of torch.distributed.tensor, which takes long."""
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(tensor, module.DTensor)
 
 
 def local(tensor: Tensor) -> Tensor:

@@ -1,0 +1,181 @@
+"""Deferred gradients for the layers of a model that exists."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from torch import nn
+from torch.nn.utils import parametrize
+
+from .._torch_private import ignored_by_ddp
+from .._validation import PLAIN_TENSORS, is_dtensor
+from .._warning import warn
+from ..deferred import DeferredGradient
+from ._embeddings import ArmedEmbedding, ArmedEmbeddingBag, ArmedTable
+from ._layers import ArmedLayer, arm_, disarm_, replaces_forward
+
+
+@dataclass
+class Deferral:
+    """Which layers of a model have deferred gradients; printing it shows them."""
+
+    armed: dict[str, str] = field(default_factory=dict)
+    """What is deferred, by the name of the layer."""
+    left_alone: dict[str, str] = field(default_factory=dict)
+    """Why the gradient of a layer is not deferred, by its name."""
+
+    def __repr__(self) -> str:
+        plural = "" if len(self.armed) == 1 else "s"
+        lines = [f"{len(self.armed)} layer{plural} with deferred gradients"]
+        lines += [f"  {name or '(the model)'}  {what}" for name, what in self.armed.items()]
+        if self.left_alone:
+            lines.append(f"{len(self.left_alone)} left alone")
+            lines += [f"  {name or '(the model)'}  {why}" for name, why in self.left_alone.items()]
+        return "\n".join(lines)
+
+
+def defer_gradients(model: nn.Module) -> Deferral:
+    """Makes the gradients of a model's tables deferred, in place; returns what was done.
+
+    `weight.grad` of these layers then is a `DeferredGradient`, which the optimizers of this package
+    read block by block. Print the result to see which layers it found, and why others were left
+    alone. The training loop stays as it is: accumulation, clipping, `GradScaler`, schedulers,
+    checkpoints and `state_dict()` do not change.
+
+    It arms `nn.Embedding` and `nn.EmbeddingBag`, sparse or dense, and the layers of
+    `sketchoptim.nn`.
+
+    A layer changes by its class alone, so copies and pickles of the model are armed too. Call it
+    before the model is wrapped by `DistributedDataParallel` or compiled. `materialize_gradients`
+    undoes it.
+
+    >>> model = nn.Sequential(nn.Embedding(1000, 16, sparse=True), nn.Linear(16, 4))
+    >>> defer_gradients(model)
+    1 layer with deferred gradients
+      0  Embedding, 1,000 x 16, sparse
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
+    _check_not_divided(model)
+    found = Deferral()
+    plans = list(_plans(model, found))
+    for name, layer, mixin in plans:
+        arm_(layer, mixin)
+        found.armed[name] = _describe(layer)
+    if not found.armed:
+        reasons = "".join(f"; {name}: {why}" for name, why in found.left_alone.items())
+        warn(f"defer_gradients found no layer whose gradient it can defer{reasons}")
+    ignored_by_ddp(model).update(_weight_names(model))
+    return found
+
+
+def materialize_gradients(model: nn.Module) -> None:
+    """Undoes `defer_gradients`: layers get plain gradients again, and those that exist become so.
+
+    >>> model = nn.Embedding(1000, 16)
+    >>> deferral = defer_gradients(model)
+    >>> materialize_gradients(model)
+    >>> type(model).__name__
+    'Embedding'
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
+    ignored_by_ddp(model).difference_update(_weight_names(model))
+    for layer in model.modules():
+        if isinstance(layer, ArmedLayer):
+            disarm_(layer)
+    for parameter in model.parameters():
+        if isinstance(parameter.grad, DeferredGradient):
+            parameter.grad = parameter.grad.to_plain()
+
+
+_MIXINS: tuple[type[ArmedLayer], ...] = (ArmedEmbedding, ArmedEmbeddingBag)
+
+
+def _plans(model: nn.Module, found: Deferral) -> Iterator[tuple[str, nn.Module, type[ArmedLayer]]]:
+    """The layers to arm, with how; notes in `found` those that are armed or are left alone."""
+    for name, layer in model.named_modules():
+        if isinstance(layer, ArmedLayer):
+            found.armed[name] = _describe(layer)
+            continue
+        mixin = _mixin_for(layer)
+        if mixin is None:
+            continue
+        reason = _unsupported_reason(layer, mixin)
+        if reason is None:
+            yield name, layer, mixin
+        else:
+            found.left_alone[name] = reason
+
+
+def _mixin_for(layer: nn.Module) -> type[ArmedLayer] | None:
+    if isinstance(layer, nn.Embedding) and hasattr(layer, "read"):
+        return ArmedTable
+    return next((it for it in _MIXINS if isinstance(layer, it.armed_kind)), None)
+
+
+def _unsupported_reason(layer: nn.Module, mixin: type[ArmedLayer]) -> str | None:
+    """Why the gradient of a layer cannot be deferred, or None."""
+    if parametrize.is_parametrized(layer):
+        return "its weight is computed by a parametrization"
+    weight = layer._parameters.get("weight")
+    if weight is None:
+        return "it has no weight of its own"
+    if type(weight) not in PLAIN_TENSORS:
+        return f"its weight is a {type(weight).__name__}"
+    if not weight.requires_grad:
+        return "its weight is frozen"
+    if getattr(layer, "max_norm", None) is not None:
+        return "max_norm modifies the weight in the forward pass"
+    if getattr(layer, "scale_grad_by_freq", False):
+        return "scale_grad_by_freq divides by counts of the whole batch"
+    if isinstance(layer, nn.EmbeddingBag) and layer.mode not in ("sum", "mean"):
+        return f"mode={layer.mode!r} is neither a sum nor a mean"
+    if not mixin.overrides and replaces_forward(layer, mixin.armed_kind):
+        return f"its forward() does not call that of {mixin.armed_kind.__name__}"
+    return None
+
+
+def _describe(layer: nn.Module) -> str:
+    kind = layer.bare if isinstance(layer, ArmedLayer) else type(layer)
+    weight = layer.get_parameter("weight")
+    size = " x ".join(f"{size:,}" for size in weight.shape)
+    layout = "sparse" if getattr(layer, "sparse", False) else "dense"
+    return f"{kind.__name__}, {size}, {layout}"
+
+
+def _check_not_divided(model: nn.Module) -> None:
+    """Raises if a wrapper has divided or replicated the parameters already."""
+    for name, parameter in model.named_parameters():
+        if is_dtensor(parameter):
+            raise ValueError(
+                f"{name} is a DTensor, whose rows are divided among processes; deferred gradients "
+                "of such parameters are not supported"
+            )
+    for name, module in model.named_modules():
+        kind = next((it.__name__ for it in type(module).__mro__ if it.__name__ in _WRAPPERS), None)
+        if kind is not None:
+            raise ValueError(
+                f"defer_gradients must come before {kind}, got a model with {name or 'itself'} in "
+                f"one: {_WRAPPERS[kind]}"
+            )
+
+
+_WRAPPERS = {
+    "DistributedDataParallel": "call it on the module that is wrapped, before it is wrapped",
+    "FullyShardedDataParallel": "it divides parameters, whose deferred gradients are not supported",
+    "FSDPModule": "it divides parameters, whose deferred gradients are not supported",
+}
+
+
+def _weight_names(model: nn.Module) -> Iterator[str]:
+    """All names of the parameters whose gradients are deferred, as DDP forms them."""
+    weights = {
+        id(layer.get_parameter("weight"))
+        for layer in model.modules()
+        if isinstance(layer, ArmedLayer)
+    }
+    for module_name, module in model.named_modules(remove_duplicate=False):
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            if id(parameter) in weights:
+                yield f"{module_name}.{name}"
+                yield f"{module_name}.{name}".lstrip(".")
