@@ -141,6 +141,6 @@ def test_a_mistake_of_ours_keeps_its_traceback(monkeypatch):
     def broken():
         raise TypeError("a mistake")
 
-    monkeypatch.setattr("sketchoptim.diagnostics.findings", broken)
+    monkeypatch.setattr("sketchoptim.diagnostics.doctor", broken)
     result = CliRunner().invoke(build_app(), ["doctor"])
     assert isinstance(result.exception, TypeError)

@@ -12,8 +12,8 @@ import sketchoptim as so
 NAMES = [
     "SGD", "Adagrad", "Adam", "AdamW", "CountMinSketch", "CountSketch",
     "DeferredGradient", "Exact", "Memory", "Quantized", "RMSprop", "RankOne", "RowWise", "Sketched",
-    "TopSingular", "clip_grad_norm_", "defer_gradients",
-    "diagnose", "enable_sparse_clipping", "find_tables", "from_torch", "materialize_gradients",
+    "TopSingular", "clip_grad_norm_", "defer_gradients", "diagnose", "doctor",
+    "enable_sparse_clipping", "find_tables", "from_torch", "materialize_gradients",
     "memory_report", "nn",
     "param_groups", "plan", "save_checkpoint", "to_torch",
 ]  # fmt: skip

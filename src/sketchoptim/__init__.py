@@ -14,7 +14,7 @@ from ._sketch import CountMinSketch, CountSketch
 from ._sparse_norm import enable_sparse_clipping
 from .arming import defer_gradients, materialize_gradients
 from .deferred import DeferredGradient
-from .diagnostics import diagnose, memory_report
+from .diagnostics import diagnose, doctor, memory_report
 from .optim import SGD, Adagrad, Adam, AdamW, RMSprop, clip_grad_norm_, from_torch, to_torch
 from .planning import plan
 from .storage import Exact, Memory, Quantized, RankOne, RowWise, Sketched, TopSingular
@@ -40,6 +40,7 @@ __all__ = [
     "clip_grad_norm_",
     "defer_gradients",
     "diagnose",
+    "doctor",
     "enable_sparse_clipping",
     "find_tables",
     "from_torch",

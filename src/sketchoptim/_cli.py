@@ -32,7 +32,8 @@ def build_app() -> "typer.Typer":
     from rich.console import Console
     from typer.core import TyperGroup
 
-    from .diagnostics import findings, inspect_checkpoint
+    from .diagnostics import doctor as make_checkup
+    from .diagnostics import inspect_checkpoint
     from .planning import plan as make_plan
 
     class Commands(TyperGroup):
@@ -133,7 +134,7 @@ def build_app() -> "typer.Typer":
     @app.command()
     def doctor() -> None:
         """Say which backend runs, and why."""
-        for name, finding in findings().items():
+        for name, finding in make_checkup().findings.items():
             Console().print(f"[bold]{name}[/bold]: {finding}", highlight=False, soft_wrap=True)
 
     return app

@@ -6,8 +6,8 @@ from importlib.metadata import PackageNotFoundError
 import pytest
 from typer.testing import CliRunner
 
+from sketchoptim import doctor
 from sketchoptim._cli import build_app
-from sketchoptim.diagnostics._doctor import findings
 from sketchoptim.ops import _native
 
 
@@ -22,15 +22,15 @@ def test_doctor_says_why_the_native_kernels_do_not_run(monkeypatch: pytest.Monke
         raise OSError(f"libsketchoptim_{name}.so was not built")
 
     monkeypatch.setattr(_native, "load", missing)
-    backend = findings()["cpu backend"]
+    backend = doctor().findings["cpu backend"]
     assert "reference kernels" in backend
     assert f"libsketchoptim_{_native.level()}.so was not built" in backend
 
 
 def test_doctor_says_what_tables_in_files_find_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "rows are read alone; reserve=True works" in findings()["tables in files"]
+    assert "rows are read alone; reserve=True works" in doctor().findings["tables in files"]
     monkeypatch.delattr(os, "posix_fallocate")
-    assert "reserve=True is refused" in findings()["tables in files"]
+    assert "reserve=True is refused" in doctor().findings["tables in files"]
 
 
 @pytest.mark.parametrize(
@@ -48,4 +48,4 @@ def test_doctor_says_which_kernels_a_gpu_would_run(
         return triton
 
     monkeypatch.setattr("sketchoptim.diagnostics._doctor.version", version)
-    assert findings()["gpu backend"].endswith(expected)
+    assert doctor().findings["gpu backend"].endswith(expected)

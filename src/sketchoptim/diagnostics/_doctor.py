@@ -3,6 +3,7 @@
 import mmap
 import os
 import platform
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
@@ -11,9 +12,25 @@ from .. import _pages
 from ..ops import describe_cpu_kernels
 
 
-def findings() -> dict[str, str]:
-    """What the speed of a step depends on: versions, the backend with its reason, threads."""
-    return {
+@dataclass(frozen=True)
+class Checkup:
+    """What `doctor` found, by name; printing it gives a line for each."""
+
+    findings: dict[str, str]
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name}: {finding}" for name, finding in self.findings.items())
+
+
+def doctor() -> Checkup:
+    """What the speed of a step depends on: versions, the backends with the reason, threads.
+
+    The command `sketchoptim doctor` prints the same.
+
+    >>> print(doctor())  # doctest: +ELLIPSIS
+    sketchoptim: ...
+    """
+    findings = {
         "sketchoptim": version("sketchoptim"),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -26,6 +43,7 @@ def findings() -> dict[str, str]:
         "gpu backend": _gpu_backend(),
         "SKETCHOPTIM_REQUIRE_NATIVE": os.environ.get("SKETCHOPTIM_REQUIRE_NATIVE", "not set"),
     }
+    return Checkup(findings)
 
 
 def _gpu() -> str:
