@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#define SKETCHOPTIM_ABI 10
+#define SKETCHOPTIM_ABI 11
 
 enum DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 enum Kind : int32_t { kNone = 0, kExact = 1, kRowWise = 2, kSketch = 3 };
@@ -126,6 +126,32 @@ struct Bags {
   int32_t threads;
 };
 
+// The logits of some tokens for the classes from first_class on: values + bias, and then
+// softcap * tanh(logits / softcap) if softcap > 0.
+struct LogitBlock {
+  void* values;           // [tokens, classes]
+  const float* bias;      // [classes], or none
+  const int64_t* target;  // [tokens], among all classes
+  int64_t tokens;
+  int64_t classes;
+  int64_t first_class;
+  int32_t dtype;
+  int32_t threads;
+  float softcap;
+  // add_logits():
+  float* highest;  // [tokens]
+  float* total;    // [tokens]
+  float* sum;      // [tokens], or none
+  float* chosen;   // [tokens]
+  float* product;  // [tokens, dim], or none
+  int64_t dim;
+  // differentiate_logits():
+  const float* logsumexp;    // [tokens]
+  const float* coefficient;  // [tokens]
+  float target_share;
+  float class_share;
+};
+
 int32_t sketchoptim_abi();
 
 // Buckets and signs of ids, [depth, count] each.
@@ -164,5 +190,15 @@ int64_t sketchoptim_pool_bags(const Bags* bags);
 // Fills scores and classes. The result is the same for every number of threads. Returns whether there
 // was memory for the search.
 int32_t sketchoptim_top_classes(const TopClasses* search);
+
+// Takes in the logits of a block: `highest` becomes the largest logit of each token so far, `total`
+// the sum of e^(logit - highest), `sum` that of logits, and `chosen` the logit of the target if it is
+// in the block. With a product, it is rescaled as the total is, and values become
+// e^(logit - highest) times the derivative of the cap; without one they stay.
+void sketchoptim_add_logits(const LogitBlock* block);
+
+// Replaces values by coefficient * (e^(logit - logsumexp) - class_share - [is target] target_share)
+// times the derivative of the cap.
+void sketchoptim_differentiate_logits(const LogitBlock* block);
 }
 #pragma GCC visibility pop

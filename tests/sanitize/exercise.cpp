@@ -341,6 +341,49 @@ void check_top_classes() {
   }
 }
 
+// A block of logits by one thread and by several: the same bytes, and all of them finite.
+void check_logits() {
+  LogitBlock b{};
+  b.tokens = one_of<int64_t>({0, 1, 3, 20});
+  b.classes = one_of<int64_t>({1, 15, 16, 31, 32, 33, 70});
+  b.first_class = one_of<int64_t>({0, 100});
+  b.dtype = one_of<int32_t>({kFloat32, kBFloat16, kFloat16});
+  b.softcap = one_of({0.0f, 5.0f});
+  b.dim = one_of<int64_t>({1, 17, 40});
+  b.target_share = 0.9f;
+  b.class_share = 0.1f / static_cast<float>(b.classes);
+  Bytes bias(4 * b.classes), target(8 * b.tokens), coefficient(4 * b.tokens);
+  fill(bias, kFloat32, b.classes, false);
+  fill(coefficient, kFloat32, b.tokens, false);
+  for (int64_t t = 0; t < b.tokens; ++t) target.as<int64_t>()[t] = below(2 * b.classes + 100);
+  b.bias = chance(2) ? bias.as<float>() : nullptr;
+  b.target = target.as<int64_t>();
+  b.coefficient = coefficient.as<float>();
+  Bytes values(b.tokens * b.classes * bytes_of(b.dtype));
+  fill(values, b.dtype, b.tokens * b.classes, false);
+  const bool has_sum = chance(2), has_product = chance(2);
+  Bytes numbers(4 * b.tokens * (4 + b.dim));
+  fill(numbers, kFloat32, b.tokens * (4 + b.dim), true);
+  auto run = [&](Bytes& own_values, Bytes& own_numbers, int32_t threads) {
+    b.values = own_values.as<void>();
+    b.highest = own_numbers.as<float>();
+    b.total = b.highest + b.tokens;
+    b.chosen = b.total + b.tokens;
+    b.sum = has_sum ? b.chosen + b.tokens : nullptr;
+    b.product = has_product ? b.chosen + 2 * b.tokens : nullptr;
+    b.logsumexp = b.highest;
+    b.threads = threads;
+    sketchoptim_add_logits(&b);
+    sketchoptim_differentiate_logits(&b);
+    for (int64_t t = 0; t < b.tokens; ++t) REQUIRE(std::isfinite(b.total[t]));
+  };
+  Bytes other_values = values, other_numbers = numbers;
+  run(values, numbers, 1);
+  run(other_values, other_numbers, one_of<int32_t>({2, 3, 4}));
+  REQUIRE(values == other_values);
+  REQUIRE(numbers == other_numbers);
+}
+
 void check_step() {
   Work by_one = random_work();
   check_that_a_nan_is_found(by_one);
@@ -371,6 +414,7 @@ int main(int arguments, char** argument) {
     check_hash();
     check_noise();
     check_top_classes();
+    check_logits();
     check_step();
   }
   std::printf("%ld random steps, each by one thread and by several: the same bytes\n", steps);

@@ -4,6 +4,7 @@ from ._aggregation import Aggregation
 from ._embedding_bags import EmbeddingBags
 from ._feature_hashing import BagEncoder, Bags, FeatureHashing
 from ._file_embedding import FileEmbedding
+from ._linear_cross_entropy import LinearCrossEntropy, linear_cross_entropy
 from ._lsh_softmax import LSHSoftmax
 from ._mach import MACH
 from ._metrics import recall
@@ -19,11 +20,13 @@ __all__ = [
     "FeatureHashing",
     "FileEmbedding",
     "LSHSoftmax",
+    "LinearCrossEntropy",
     "LogUniformSampler",
     "Negatives",
     "Repeats",
     "SampledSoftmax",
     "Sampler",
     "UnigramSampler",
+    "linear_cross_entropy",
     "recall",
 ]

@@ -60,15 +60,15 @@ def sampled_loss(
     """
     inputs = [tensor for tensor in (hidden, weight, bias) if tensor is not None]
     is_trained = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
-    product_dtype = _product_dtype(hidden, weight)
+    dtype = product_dtype(hidden, weight)
     with torch.autocast(hidden.device.type, enabled=False):
         loss: Tensor = _SampledLoss.apply(  # type: ignore[no-untyped-call]
-            hidden, weight, bias, candidates, factor, is_trained, product_dtype
+            hidden, weight, bias, candidates, factor, is_trained, dtype
         )
     return loss
 
 
-def _product_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:
+def product_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:
     """The dtype of the products: autocast's where it is on."""
     device = hidden.device.type
     if torch.is_autocast_enabled(device):

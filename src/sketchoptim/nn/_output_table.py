@@ -117,16 +117,7 @@ class OutputTable(TableLayer):
             raise ValueError(
                 "hidden must not be NaN, which has no largest logits; look for its source"
             )
-        best: Tensor | None = None
-        ids = torch.empty(0, dtype=torch.int64, device=hidden.device)
-        for start, logits in self._logits(hidden_2d, chunk):
-            values, at = logits.topk(min(k, logits.shape[1]))
-            if best is None:
-                best, ids = values, at
-                continue
-            merged = torch.cat([best, values], 1)
-            best, chosen = merged.topk(min(k, merged.shape[1]))
-            ids = torch.cat([ids, at + start], 1).gather(1, chosen)
+        ids = largest_logits(self._logits(hidden_2d, chunk), k)
         return ids.reshape(*hidden.shape[:-1], k)
 
     def _logits(self, hidden: Tensor, chunk: int) -> Iterator[tuple[int, Tensor]]:
@@ -197,6 +188,27 @@ class Tokens(NamedTuple):
         if self.kept is not None:
             losses = losses.new_zeros(self.shape.numel()).index_copy(0, self.kept, losses)
         return losses.reshape(self.shape)
+
+
+def largest_logits(chunks: Iterator[tuple[int, Tensor]], k: int) -> Tensor:
+    """The ids of the k largest logits of all classes, int64 [tokens, k], largest first.
+
+    Args:
+        chunks: the id of the first class and the logits [tokens, classes] of each chunk.
+        k: at most the number of classes.
+    """
+    best: Tensor | None = None
+    ids: Tensor | None = None
+    for start, logits in chunks:
+        values, at = logits.topk(min(k, logits.shape[1]))
+        if best is None or ids is None:
+            best, ids = values, at + start
+            continue
+        merged = torch.cat([best, values], 1)
+        best, chosen = merged.topk(min(k, merged.shape[1]))
+        ids = torch.cat([ids, at + start], 1).gather(1, chosen)
+    assert ids is not None  # there is one class at least
+    return ids
 
 
 def to_arithmetic(logits: Tensor) -> Tensor:

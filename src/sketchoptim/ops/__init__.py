@@ -9,6 +9,7 @@ from ._dispatch import (
     find_kernels,
     reference_only,
 )
+from ._logits import RunningSoftmax, SoftmaxLoss, differentiate_logits_
 from ._native import description as describe_cpu_kernels
 from ._rule import AnyRule, FusedRule, Rule
 from ._schedule import Schedule
@@ -27,11 +28,14 @@ __all__ = [
     "Reference",
     "ReferenceStep",
     "Rule",
+    "RunningSoftmax",
     "Schedule",
+    "SoftmaxLoss",
     "TopClasses",
     "class_scores",
     "counts_steps",
     "describe_cpu_kernels",
+    "differentiate_logits_",
     "find_kernels",
     "pool_bags",
     "reference_only",

@@ -10,7 +10,7 @@ import torch
 
 from .._warning import warn
 
-_ABI = 10
+_ABI = 11
 # From torch's name of what the machine can do to our name of what a library was built for.
 _LEVELS = {"AVX512": "v4", "AVX2": "v3"}
 
@@ -124,6 +124,30 @@ class Bags(ctypes.Structure):
     ]
 
 
+class LogitBlock(ctypes.Structure):
+    _fields_ = [
+        ("values", c_void_p),
+        ("bias", c_void_p),
+        ("target", c_void_p),
+        ("tokens", c_int64),
+        ("classes", c_int64),
+        ("first_class", c_int64),
+        ("dtype", c_int32),
+        ("threads", c_int32),
+        ("softcap", c_float),
+        ("highest", c_void_p),
+        ("total", c_void_p),
+        ("sum", c_void_p),
+        ("chosen", c_void_p),
+        ("product", c_void_p),
+        ("dim", c_int64),
+        ("logsumexp", c_void_p),
+        ("coefficient", c_void_p),
+        ("target_share", c_float),
+        ("class_share", c_float),
+    ]
+
+
 def level() -> str:
     """The SIMD level of this machine: "v4", "v3" or "base"."""
     return _LEVELS.get(torch.backends.cpu.get_cpu_capability(), "base")
@@ -138,8 +162,12 @@ def load(name: str) -> ctypes.CDLL:
     if library.sketchoptim_abi() != _ABI:
         raise OSError(f"{library._name} is of another version of sketchoptim; install it again")
     pointer = c_void_p
+    library.sketchoptim_add_logits.argtypes = [POINTER(LogitBlock)]
+    library.sketchoptim_add_logits.restype = None
     library.sketchoptim_ascend.argtypes = [pointer, c_int64, c_int64]
     library.sketchoptim_ascend.restype = c_int32
+    library.sketchoptim_differentiate_logits.argtypes = [POINTER(LogitBlock)]
+    library.sketchoptim_differentiate_logits.restype = None
     library.sketchoptim_group.argtypes = [pointer, c_int64, pointer, POINTER(Gradient)]
     library.sketchoptim_group.restype = c_int64
     library.sketchoptim_hash.argtypes = [
