@@ -178,11 +178,11 @@ def timed_lines(device: str, size: Size) -> Iterator[str]:
     predicted = models(case)
     yield f"{size.rows:,} x {size.dim} float32, {size.tokens:,} tokens, {batch.touched:,} rows"
     yield ""
-    yield "| method | us, median | us, least | state MB | MB, model | launches, model |"
+    yield "| method | us, median | us, least | state MB | MB, model | operations, model |"
     yield "| --- | ---: | ---: | ---: | ---: | ---: |"
     for entrant, found in zip(entrants, times, strict=True):
         model = predicted.get(entrant.name)
-        by_model = f"{model.moved_bytes / 1e6:.0f} | {model.launches}" if model else "- | -"
+        by_model = f"{model.moved_bytes / 1e6:.0f} | {model.operations}" if model else "- | -"
         yield (
             f"| {entrant.name} | {statistics.median(found):.0f} | {min(found):.0f} | "
             f"{entrant.state_bytes() / 1e6:.1f} | {by_model} |"

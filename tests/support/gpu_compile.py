@@ -14,7 +14,7 @@ from unittest import mock
 
 import torch
 import triton
-from gpu_steps import stepping_by_gpu_kernels
+from gpu_steps import copy_of, stepping_by_gpu_kernels
 from gradients import sparse
 from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
@@ -59,7 +59,9 @@ def launches_of(
     momentum = {"momentum": 0.9} if optimizer == "SGD" else {}
     with (
         stepping_by_gpu_kernels(is_run=False) as taken,
-        mock.patch.object(_gpu_launches.Launch, "run_", lambda launch: found.append(launch)),
+        mock.patch.object(
+            _gpu_launches.Launch, "run_", lambda launch: found.append(copy_of(launch))
+        ),
     ):
         for parameter in parameters:
             parameter.grad = torch.ones_like(parameter)
@@ -106,9 +108,7 @@ class Source(NamedTuple):
             else:
                 types.append((parameter.name, parameter.annotation_type or _int_type(argument)))
         names = [name for name in OPTIONS if name != "maxnreg" or target.startswith("sm")]
-        options = tuple(
-            (name, launch.arguments[name]) for name in names if name in launch.arguments
-        )
+        options = tuple((name, launch.options[name]) for name in names if name in launch.options)
         return cls(launch.kernel, tuple(types), tuple(constants), tuple(pointers), options, target)
 
     def ast(self) -> ASTSource:

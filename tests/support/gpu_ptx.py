@@ -1,12 +1,17 @@
 """Launches of the GPU's kernels executed as PTX on the CPU, in place of Triton's own launcher."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import count
+from pathlib import Path
+from typing import Any
 
 import gpu_compile
 import ptx
+import triton
 from torch import Tensor
 
+from experiments.studies.gpu_host import StandInDriver, driven_by
 from sketchoptim.ops._gpu_launches import Launch
 
 _numbers = count(1)
@@ -40,3 +45,48 @@ def _memory(launch: Launch) -> Iterator[ptx.Memory]:
     for it in (*launch.arguments.values(), *launch.kept):
         if isinstance(it, Tensor):
             yield ptx.Memory(it.data_ptr(), it.numel() * it.element_size(), it.element_size())
+
+
+class PtxDriver(StandInDriver):
+    """A driver for Triton whose launches are executed; bounds and races are checked elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__(self._launcher)
+        self.launched: list[str] = []
+        self.text = ""
+
+    @contextmanager
+    def driving(self) -> Iterator[None]:
+        """Steps within are taken by the GPU's kernels and end at this driver."""
+
+        def keep_text(module: Any, function: Any, name: str, files: Any, key: str) -> None:
+            self.text = next(Path(files[it]).read_text() for it in files if it.endswith(".ptx"))
+
+        loading = triton.knobs.runtime.kernel_load_start_hook
+        loading.add(keep_text)
+        try:
+            with driven_by(self):
+                yield
+        finally:
+            loading.remove(keep_text)
+
+    def _launcher(self, source: Any, metadata: Any) -> Callable[..., None]:
+        is_given = [not it.is_constexpr for it in source.fn.params]
+        texts: list[str] = []
+
+        def launch(x: int, y: int, z: int, *others: Any) -> None:
+            texts.extend([self.text] if not texts else [])  # the kernel has just been loaded
+            self.launched.append(source.fn.__name__)
+            given = zip(others[-len(is_given) :], is_given, strict=True)
+            arguments = [it for it, is_argument in given if is_argument]
+            ptx.execute(
+                ptx.assemble(texts[0]),
+                [it.data_ptr() if isinstance(it, Tensor) else int(it) for it in arguments],
+                (x, y, z),
+                [ptx.Memory(1, 2**62, 1)],
+                shared_bytes=metadata.shared,
+                seed=next(_numbers),
+                finds_races=False,
+            )
+
+        return launch

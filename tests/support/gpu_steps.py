@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from sketchoptim import ops
-from sketchoptim.moments import Moments
 from sketchoptim.ops import reference
 
 pytest.importorskip("triton", reason="triton is not installed: make test-gpu installs it")
 
 from sketchoptim.ops import _gpu_launches, gpu
+from sketchoptim.ops._gpu_launches import Launch
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 # The GPU whose PTX is executed instead.
@@ -35,6 +35,13 @@ class Counter:
     reference = 0
 
 
+def copy_of(launch: Launch) -> Launch:
+    """A launch with its arguments of now, which a plan gives to the next step."""
+    return Launch(
+        launch.kernel, launch.grid, dict(launch.arguments), launch.options, kept=launch.kept
+    )
+
+
 @contextmanager
 def stepping_by_gpu_kernels(*, is_run: bool = True) -> Iterator[Counter]:
     """Steps within are taken by the GPU's kernels, whose launches may be left out.
@@ -44,11 +51,6 @@ def stepping_by_gpu_kernels(*, is_run: bool = True) -> Iterator[Counter]:
     counter = Counter()
     run = gpu.GpuStep.run_
 
-    def find(parameter: Tensor, moments: Moments, first_row: int = 0) -> tuple[Any, str | None]:
-        reason = gpu.unsupported_reason(parameter, moments, first_row)
-        kernels = gpu.GpuKernels(parameter, moments, first_row=first_row)
-        return (kernels, None) if reason is None else (None, reason)
-
     def counted(step: gpu.GpuStep) -> None:
         counter.kernels += 1
         run(step)
@@ -57,7 +59,7 @@ def stepping_by_gpu_kernels(*, is_run: bool = True) -> Iterator[Counter]:
         pass
 
     with (
-        mock.patch.object(ops, "find_kernels", find),
+        ops.rehearsing_gpu(),
         mock.patch.object(gpu.GpuStep, "run_", counted),
         mock.patch.object(
             _gpu_launches, "TILE", 1 << 14 if is_run and IS_INTERPRETED else _gpu_launches.TILE

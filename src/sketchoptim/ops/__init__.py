@@ -8,6 +8,7 @@ from ._dispatch import (
     counts_steps,
     find_kernels,
     reference_only,
+    rehearsing_gpu,
 )
 from ._logits import RunningSoftmax, SoftmaxLoss, differentiate_logits_
 from ._native import description as describe_cpu_kernels
@@ -39,5 +40,6 @@ __all__ = [
     "find_kernels",
     "pool_bags",
     "reference_only",
+    "rehearsing_gpu",
     "top_classes",
 ]

@@ -92,6 +92,22 @@ def reference_only() -> Iterator[None]:
         _is_reference_only.reset(token)
 
 
+_is_gpu_rehearsed = ContextVar("_is_gpu_rehearsed", default=False)
+
+
+@contextmanager
+def rehearsing_gpu() -> Iterator[None]:
+    """Parameters bound within are stepped by the GPU's kernels, on tensors of the CPU as well.
+
+    Triton's interpreter executes them, or a driver that stands in for that of a GPU.
+    """
+    token = _is_gpu_rehearsed.set(True)
+    try:
+        yield
+    finally:
+        _is_gpu_rehearsed.reset(token)
+
+
 def find_kernels(
     parameter: Tensor, moments: Moments, *, first_row: int = 0
 ) -> tuple[Kernels | None, str | None]:
@@ -103,7 +119,7 @@ def find_kernels(
     """
     if _is_reference_only.get():
         return None, None
-    if parameter.device.type == "cuda":
+    if parameter.device.type == "cuda" or _is_gpu_rehearsed.get():
         return _gpu_kernels(parameter, moments, first_row)
     if parameter.device.type != "cpu":
         return None, f"there are no kernels for the device {parameter.device} yet"

@@ -1,6 +1,7 @@
 """Which kernels a step launches, in which order, and with what."""
 
 import struct
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -8,7 +9,7 @@ import triton
 from torch import Tensor
 
 from ..moments import Average
-from ._gpu_moment import GpuMoment, mode_of
+from ._gpu_moment import GpuMoment
 from ._rule import FusedRule
 from ._triton import blocks, moves, ordered, prepare, rows
 from .reference import LARGEST_GRADIENT
@@ -18,9 +19,6 @@ TILE = 1024
 MOST_COLUMNS = 1024
 # Columns that a program takes where rows move one after the other: 4 for each thread of a warp.
 COLUMNS_IN_ORDER = 128
-# Parts that the buckets of a hash row are divided among, where rows are added in order.
-MOST_PARTS = 64
-ROWS_OF_A_PART = 64
 # All counters are rescaled once in thousands of steps; in the others these programs do nothing.
 COUNTERS_AT_ONCE = 1024
 MOST_PROGRAMS_OF_COUNTERS = 256
@@ -31,6 +29,9 @@ if torch.version.hip is None:
     _COMMON["maxnreg"] = 128
 OPTIONS = {"num_warps": 4, **_COMMON}
 OPTIONS_IN_ORDER = {"num_warps": 1, **_COMMON}
+
+_UNMOVED = Average(1.0, 0.0)
+Grid = tuple[int, int, int]
 
 
 class Shape(NamedTuple):
@@ -54,21 +55,70 @@ class Shape(NamedTuple):
         return cls(stride, block, max(1, TILE // block))
 
 
-class Launch(NamedTuple):
-    """One kernel of a step: what a trace of calls records."""
+class Launch:
+    """One kernel of a step, kept from step to step.
 
-    kernel: Any
-    grid: tuple[int, ...]
-    arguments: dict[str, Any]
-    kept: tuple[Tensor, ...] = ()
-    """Tensors that the kernel finds by addresses among its numbers."""
+    Args:
+        kernel: Of Triton.
+        grid: How many programs; the first number may change with the count of positions.
+        arguments: Of the kernel, by name.
+        options: Of the compiler.
+        rows: Positions that a program takes, if their count changes the grid.
+        others: Programs beside those.
+        kept: Tensors that the kernel finds by addresses among its numbers.
+    """
+
+    __slots__ = (
+        "arguments", "compiled", "grid", "inputs", "kept", "kernel", "options", "others", "rows",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        kernel: Any,
+        grid: tuple[int, ...],
+        arguments: dict[str, Any],
+        options: dict[str, Any],
+        *,
+        rows: int = 0,
+        others: int = 0,
+        kept: Sequence[Tensor] = (),
+    ) -> None:
+        self.kernel, self.options, self.kept = kernel, options, kept
+        self.grid: Grid = (*grid, 1, 1)[:3]  # type: ignore[assignment]
+        self.rows, self.others = rows, others
+        self.arguments = {name: arguments[name] for name in kernel.arg_names}
+        self.inputs = [name for name in INPUTS if name in self.arguments]
+        self.compiled: Any = None
+        """What Triton made of it: types and alignment of its arguments do not change."""
+
+    def give_(self, inputs: dict[str, Any]) -> None:
+        """Takes what changes from step to step, by the names of `INPUTS`."""
+        arguments = self.arguments
+        for name in self.inputs:
+            arguments[name] = inputs[name]
+        if self.rows:
+            self.grid = (self.programs(inputs["count"]), 1, 1)
+
+    def release_(self) -> None:
+        """Lets go of the tensors of a step."""
+        for name in self.inputs:
+            self.arguments[name] = None
+        self.kept = ()
+
+    def programs(self, positions: int) -> int:
+        """The first number of the grid for a count of positions."""
+        return -(-positions // self.rows) + self.others if self.rows else self.grid[0]
 
     def run_(self) -> None:
-        self.kernel[self.grid](**self.arguments)
+        """Launches it; later launches leave out Triton's search for what it has compiled."""
+        if self.compiled is None:
+            self.compiled = self.kernel[self.grid](**self.arguments, **self.options)
+        else:
+            self.compiled[self.grid](*self.arguments.values())
 
 
-class Call(NamedTuple):
-    """What the launches of one step need to know."""
+class Bound(NamedTuple):
+    """A parameter and its moments, as kernels take them."""
 
     parameter: Tensor
     first_row: int
@@ -78,11 +128,6 @@ class Call(NamedTuple):
     first: GpuMoment
     second: GpuMoment
     shape: Shape
-    rule: FusedRule
-    ids: Tensor | None
-    values: Tensor
-    is_checked: bool
-    rounding_key: int | None
 
     @property
     def rows(self) -> int:
@@ -92,220 +137,183 @@ class Call(NamedTuple):
     def dim(self) -> int:
         return self.parameter.shape[1:].numel()
 
-    @property
-    def positions(self) -> int:
-        """Positions that kernels go through: entries of a sparse gradient, rows of a dense one."""
-        return self.rows if self.ids is None else self.ids.numel()
+
+class Kind(NamedTuple):
+    """What of a step, beside its rule, decides which kernels it launches."""
+
+    is_dense: bool
+    is_sorted: bool
+    """Whether the ids of a sparse gradient ascend strictly, as coalesced ones do."""
+    is_empty: bool
+    has_pieces: bool
+    """Whether equal ids may be so many that they are summed in pieces."""
+    parts: int
+    """Parts that the buckets of a hash row are divided among, where rows are added in order."""
+    is_checked: bool
+    is_stochastic: bool
+    is_aligned: bool
+    """Whether ids and values begin at multiples of 16 bytes."""
 
 
-def launches(call: Call, *, is_sorted: bool = False) -> list[Launch]:
-    """The kernels of a step in their order; sorts the ids of a sparse gradient first.
+# Arguments that change from step to step: tensors, their size, numbers, or all of them as words.
+INPUTS = (
+    "entries", "ids", "keys", "order", "partials", "row_values", "count", "expected_step",
+    "weights_key", "step_size", "shrink", "words",
+)  # fmt: skip
 
-    Unless they are to be sorted later: then the arguments `ids` and `order` are to be replaced.
-    """
-    return _Plan(call, is_sorted).launches()
+
+def launches(bound: Bound, rule: FusedRule, kind: Kind) -> list[Launch]:
+    """The kernels of a step in their order, with all arguments but `INPUTS`."""
+    return _Launches(bound, rule, kind).all()
 
 
-class _Plan:
+class _Launches:
     """Arguments that several kernels of a step share."""
 
-    def __init__(self, call: Call, is_sorted: bool) -> None:
-        self.call, self.rule = call, call.rule
-        self.first = call.first if call.rule.first is not None else call.first.unused()
-        self.second = call.second if call.rule.second is not None else call.second.unused()
-        blank = call.first.blank
-        ids = order = blank.words
-        partials = row_values = blank.numbers
-        if call.ids is not None:
-            ids, order = (call.ids, call.ids) if is_sorted else call.ids.sort(stable=True)
-            pieces = triton.cdiv(call.positions, rows.PIECE.value)
-            if pieces > 1:
-                partials = call.ledger.new_empty(pieces * call.dim, dtype=torch.float32)
-        if self.second.is_by_row:
-            row_values = call.ledger.new_empty(call.positions, dtype=torch.float32)
-        self.has_pieces = partials is not blank.numbers
-        self.gradient = {
-            "entries": call.values, "ids": ids, "order": order, "partials": partials,
-            "count": call.positions, "DIM": call.dim,
+    def __init__(self, bound: Bound, rule: FusedRule, kind: Kind) -> None:
+        self.bound, self.rule, self.kind = bound, rule, kind
+        self.first = bound.first if rule.first is not None else bound.first.unused()
+        self.second = bound.second if rule.second is not None else bound.second.unused()
+        shape = bound.shape
+        self.given: dict[str, Any] = {
+            **dict.fromkeys(INPUTS), **_numbers(rule),
+            "parameter": bound.parameter, "ledger": bound.ledger, "flag": bound.flag,
+            "report": bound.report, "first_row": bound.first_row, "row_count": bound.rows,
+            "least_id": 0, **self.first.pointers("first"), **self.second.pointers("second"),
+            "LAYOUT": _layout(kind), "DIM": bound.dim,
+            "IS_MAXIMIZING": rule.maximize, "DECAYS": rule.weight_decay != 0.0,
+            "STRIDE": shape.stride, "BLOCK": shape.block, "ROWS": shape.rows,
+            **self.first.constants("FIRST", rule.first),
+            **self.second.constants("SECOND", rule.second),
         }  # fmt: skip
-        self.read = {
-            **self.gradient, "parameter": call.parameter, "ledger": call.ledger, "flag": call.flag,
-            "first_row": call.first_row, "IS_DENSE": call.ids is None,
-            "IS_MAXIMIZING": self.rule.maximize, "DECAYS": self.rule.weight_decay != 0.0,
-        }  # fmt: skip
-        self.row_values = {"row_values": row_values}
-        shape = call.shape
-        self.tile = {"STRIDE": shape.stride, "BLOCK": shape.block, "ROWS": shape.rows}
-        self.forgets = {
-            "FIRST_FORGETS": self.first.forgets(self.rule.first),
-            "SECOND_FORGETS": self.second.forgets(self.rule.second),
-        }
 
-    def launches(self) -> list[Launch]:
-        if not self.call.positions:
+    def _launch(self, kernel: Any, options: dict[str, Any], **own: Any) -> Launch:
+        grid, rows, others = own.pop("grid", (1,)), own.pop("rows", 0), own.pop("others", 0)
+        return Launch(kernel, grid, {**self.given, **own}, options, rows=rows, others=others)
+
+    def all(self) -> list[Launch]:
+        if self.kind.is_empty:
             return [self._begin(), *self._forget(), self._finish()]
-        moving = [*self._forget(), *self._add(), *self._move()]
+        moving = [*self._forget(), *self._add(), self._move()]
         return [self._begin(), *self._inspect(), *moving, self._finish()]
 
     def _begin(self) -> Launch:
-        call, rule = self.call, self.rule
-        correction, first_beta, second_beta = _correction(rule)
-        first, second = (rule.first or Average(1.0, 0.0)), (rule.second or Average(1.0, 0.0))
-        numbers = {
-            "step_size": rule.step_size, "second_root": rule.second_root, "clip": rule.clip or 0.0,
-            "first_beta": first_beta, "second_beta": second_beta, "eps": rule.eps,
-            "weight_decay": rule.weight_decay, "shrink": rule.shrink,
-            "nesterov": rule.nesterov or 0.0, "first_weight": first.weight,
-            "first_decay": first.decay, "second_weight": second.weight,
-            "second_decay": second.decay,
-        }  # fmt: skip
-        programs = triton.cdiv(call.positions, call.shape.rows) if self.has_pieces else 0
-        return Launch(
-            prepare.begin,
-            (1 + programs,),
-            {
-                "ledger": call.ledger,
-                "flag": call.flag,
-                **self.gradient,
-                "expected_step": -1 if rule.schedule is None else rule.schedule.step,
-                "weights_key": call.rounding_key or 0,
-                **{name: _bits(number) for name, number in numbers.items()},
-                "CORRECTION": correction,
-                "FIRST_DECAYS": self.first.decays,
-                "SECOND_DECAYS": self.second.decays,
-                "HAS_PIECES": self.has_pieces,
-                **self.forgets,
-                **self.tile,
-                **OPTIONS,
-            },
-        )
+        has_pieces = self.kind.has_pieces
+        return self._launch(
+            prepare.begin, OPTIONS, CORRECTION=_correction(self.rule), HAS_PIECES=has_pieces,
+            rows=self.bound.shape.rows if has_pieces else 0, others=1,
+        )  # fmt: skip
 
     def _inspect(self) -> list[Launch]:
-        call, second = self.call, self.second
-        if not (call.is_checked or second.is_by_row or call.ids is not None):
+        kind = self.kind
+        if not (kind.is_checked or self.second.is_by_row or not kind.is_dense):
             return []
-        arguments = {
-            **self.read, **self.row_values, **self.tile, **second.pointers("second"),
-            **second.constants("SECOND", self.rule.second), "row_count": call.rows,
-            "LARGEST": LARGEST_GRADIENT, "IS_CHECKED": call.is_checked,
-            "SECOND_FORGETS": self.forgets["SECOND_FORGETS"], **OPTIONS,
-        }  # fmt: skip
-        return [Launch(prepare.inspect, (triton.cdiv(call.positions, call.shape.rows),), arguments)]
+        arguments = {"LARGEST": LARGEST_GRADIENT, "IS_CHECKED": kind.is_checked}
+        return [self._launch(prepare.inspect, OPTIONS, **arguments, rows=self.bound.shape.rows)]
 
     def _forget(self) -> list[Launch]:
-        if not any(self.forgets.values()):
+        if not (self.given["FIRST_FORGETS"] or self.given["SECOND_FORGETS"]):
             return []
-        arguments = {"flag": self.call.flag, **self._counters(), **self.forgets, **OPTIONS}
-        return [Launch(prepare.forget, self._counters_grid(), arguments)]
+        return [self._launch(prepare.forget, OPTIONS, **self._counters())]
 
     def _add(self) -> list[Launch]:
         """What has to be in the sketches before rows move, in ascending order of rows."""
-        call, first, second = self.call, self.first, self.second
+        first, second = self.first, self.second
         found = []
-        first_depth = first.depth if first.is_linear else 0
-        is_raised_in_order = second.is_conservative and not second.is_raised_at_once
-        second_depth = second.depth if second.is_linear or is_raised_in_order else 0
+        first_depth = first.depth if first.is_added_to else 0
+        second_depth = second.depth if second.is_added_to else 0
         if first_depth or second_depth:
-            block = min(triton.next_power_of_2(call.dim), COLUMNS_IN_ORDER)
-            parts = max(1, min(MOST_PARTS, call.positions // ROWS_OF_A_PART))
-            grid = (triton.cdiv(call.dim, block), parts * max(first_depth, second_depth), 2)
-            arguments = {
-                **self.read, **self.row_values, **first.pointers("first"),
-                **second.pointers("second"), "PARTS": parts, "FIRST_DEPTH": first_depth,
-                "SECOND_DEPTH": second_depth, "SECOND_KIND": second.kind,
-                "SECOND_FORM": second.form, "BLOCK": block, **OPTIONS_IN_ORDER,
-            }  # fmt: skip
-            found.append(Launch(ordered.add_rows, grid, arguments))
+            block = min(triton.next_power_of_2(self.bound.dim), COLUMNS_IN_ORDER)
+            parts = self.kind.parts
+            depths = {"FIRST_DEPTH": first_depth, "SECOND_DEPTH": second_depth}
+            tile = {"PARTS": parts, "BLOCK": block, **depths}
+            grid = (triton.cdiv(self.bound.dim, block), parts * max(first_depth, second_depth), 2)
+            found.append(self._launch(ordered.add_rows, OPTIONS_IN_ORDER, **tile, grid=grid))
         if second.is_by_row and second.is_in_order:
-            arguments = {
-                "ids": self.gradient["ids"], "count": call.positions, "ledger": call.ledger,
-                "flag": call.flag, "first_row": call.first_row, "IS_DENSE": call.ids is None,
-                **self.row_values, **second.pointers("second"),
-                **second.constants("SECOND", self.rule.second), **OPTIONS_IN_ORDER,
-            }  # fmt: skip
-            del arguments["SECOND_KIND"]
-            found.append(Launch(ordered.move_by_row, (1,), arguments))
+            found.append(self._launch(ordered.move_by_row, OPTIONS_IN_ORDER))
         return found
 
-    def _move(self) -> list[Launch]:
-        call, rule, first, second = self.call, self.rule, self.first, self.second
-        shape = call.shape
+    def _move(self) -> Launch:
+        rule, first, second, shape = self.rule, self.first, self.second, self.bound.shape
         is_after_eps = rule.schedule is not None and rule.schedule.is_after_eps is True
-        has_root = is_after_eps or rule.second_root != 1.0
-        flags = {
-            "HAS_NESTEROV": rule.nesterov is not None, "HAS_ROOT": has_root,
-            "HAS_CLIP": rule.clip is not None, "IS_STOCHASTIC": call.rounding_key is not None,
+        self.given |= {
+            "HAS_NESTEROV": rule.nesterov is not None,
+            "HAS_ROOT": is_after_eps or rule.second_root != 1.0,
+            "HAS_CLIP": rule.clip is not None, "IS_STOCHASTIC": self.kind.is_stochastic,
+            "IS_RAISED": second.is_raised_at_once, "IS_RATIO": rule.is_ratio,
         }  # fmt: skip
         block_rows = max(first.block_rows, second.block_rows)
         if block_rows > 1:
-            return self._move_blocks(flags, block_rows)
-        arguments = {
-            **self.read, **self.row_values, **flags, **self.tile,
-            **first.pointers("first"), **first.codes("first"),
-            **second.pointers("second"), **second.codes("second"),
-            **first.constants("FIRST", rule.first), **second.constants("SECOND", rule.second),
-            "IS_RAISED": second.is_raised_at_once, "IS_RATIO": rule.is_ratio,
-        }  # fmt: skip
+            return self._move_blocks(block_rows)
         if any(it.is_in_order and not it.is_by_row for it in (first, second)):
-            block = stride = min(triton.next_power_of_2(call.dim), COLUMNS_IN_ORDER)
+            block = stride = min(triton.next_power_of_2(self.bound.dim), COLUMNS_IN_ORDER)
             if first.block or second.block:  # a program takes whole blocks of codes
                 block, stride = shape.block, shape.stride
-            arguments |= {"STRIDE": stride, "BLOCK": block, "ROWS": 1, **OPTIONS_IN_ORDER}
-            grid = (triton.cdiv(call.dim, stride),)
-            return [Launch(moves.move_rows_in_order, grid, arguments)]
+            grid = (triton.cdiv(self.bound.dim, stride),)
+            kernel, tile = moves.move_rows_in_order, {"STRIDE": stride, "BLOCK": block, "ROWS": 1}
+            return self._launch(kernel, OPTIONS_IN_ORDER, **tile, grid=grid)
         # The ratio form divides in every hash row, which takes more registers.
-        tile_rows = max(1, shape.rows // 2) if rule.is_ratio else shape.rows
-        arguments |= {"ROWS": tile_rows, **OPTIONS}
-        return [Launch(moves.move_rows, (triton.cdiv(call.positions, tile_rows),), arguments)]
+        rows = max(1, shape.rows // 2) if rule.is_ratio else shape.rows
+        return self._launch(moves.move_rows, OPTIONS, ROWS=rows, rows=rows)
 
-    def _move_blocks(self, flags: dict[str, bool], block_rows: int) -> list[Launch]:
-        call, first, second = self.call, self.first, self.second
-        block = triton.next_power_of_2(block_rows * call.dim)
-        tile_rows = max(1, TILE // block)
-        groups = call.positions if call.ids is not None else triton.cdiv(call.rows, block_rows)
-        arguments = {
-            **self.read, **flags, "first": first.data, **first.codes("first"),
-            "second": second.data, **second.codes("second"), "row_count": call.rows,
-            "FIRST_KIND": first.kind, "FIRST_MODE": mode_of(self.rule.first),
-            "SECOND_KIND": second.kind, "SECOND_MODE": mode_of(self.rule.second),
-            "BLOCK_ROWS": block_rows, "BLOCK": block, "ROWS": tile_rows, **OPTIONS,
-        }  # fmt: skip
-        return [Launch(blocks.move_blocks, (triton.cdiv(groups, tile_rows),), arguments)]
+    def _move_blocks(self, block_rows: int) -> Launch:
+        block = triton.next_power_of_2(block_rows * self.bound.dim)
+        groups = max(1, TILE // block)
+        tile = {"BLOCK_ROWS": block_rows, "BLOCK": block, "ROWS": groups}
+        rows = groups * block_rows if self.kind.is_dense else groups
+        return self._launch(blocks.move_blocks, OPTIONS, **tile, rows=rows)
 
     def _finish(self) -> Launch:
-        call = self.call
-        arguments = {
-            "ledger": call.ledger, "flag": call.flag, "report": call.report, **self._counters(),
-            "HAS_FIRST": self.rule.first is not None, "HAS_SECOND": self.rule.second is not None,
-            "FIRST_DECAYS": self.first.decays, "SECOND_DECAYS": self.second.decays, **OPTIONS,
-        }  # fmt: skip
-        return Launch(prepare.finish, self._counters_grid(), arguments)
+        has = {"HAS_FIRST": self.rule.first is not None, "HAS_SECOND": self.rule.second is not None}
+        return self._launch(prepare.finish, OPTIONS, **self._counters(), **has)
 
     def _counters(self) -> dict[str, Any]:
+        sizes = (self.first.counters, self.second.counters)
+        programs = triton.cdiv(max(sizes), COUNTERS_AT_ONCE)
         return {
-            "first": self.first.data, "first_size": self.first.counters,
-            "second": self.second.data, "second_size": self.second.counters,
-            "BLOCK": COUNTERS_AT_ONCE,
+            "first_size": sizes[0], "second_size": sizes[1], "BLOCK": COUNTERS_AT_ONCE,
+            "grid": (max(1, min(programs, MOST_PROGRAMS_OF_COUNTERS)),),
         }  # fmt: skip
 
-    def _counters_grid(self) -> tuple[int]:
-        most = max(self.first.counters, self.second.counters)
-        programs = triton.cdiv(most, COUNTERS_AT_ONCE)
-        return (max(1, min(programs, MOST_PROGRAMS_OF_COUNTERS)),)
+
+def _numbers(rule: FusedRule) -> dict[str, int]:
+    """The numbers of a rule that its steps have in common, as the 64 bits of float64 numbers.
+
+    Triton takes Python's floats as float32.
+    """
+    schedule, first, second = rule.schedule, rule.first or _UNMOVED, rule.second or _UNMOVED
+    betas = (0.0, 0.0)
+    if schedule is not None:
+        is_rate = schedule.is_after_eps is None
+        betas = (schedule.rate_decay if is_rate else schedule.first_decay, schedule.second_decay)
+    names = (
+        "second_root", "clip", "first_beta", "second_beta", "eps", "weight_decay", "nesterov",
+        "first_weight", "first_decay", "second_weight", "second_decay",
+    )  # fmt: skip
+    numbers = (
+        rule.second_root, rule.clip or 0.0, *betas, rule.eps, rule.weight_decay,
+        rule.nesterov or 0.0, first.weight, first.decay, second.weight, second.decay,
+    )  # fmt: skip
+    return dict(zip(names, bits_of(*numbers), strict=True))
 
 
-def _correction(rule: FusedRule) -> tuple[int, float, float]:
-    """The kind of correction, and the decays that it needs."""
+def bits_of(*numbers: float) -> tuple[int, ...]:
+    """The 64 bits of float64 numbers, as integers."""
+    return struct.unpack(f"{len(numbers)}q", struct.pack(f"{len(numbers)}d", *numbers))
+
+
+def _layout(kind: Kind) -> int:
+    """How positions stand for rows."""
+    if kind.is_dense:
+        return int(rows.DENSE.value)
+    return int((rows.UNIQUE if kind.is_sorted else rows.REPEATED).value)
+
+
+def _correction(rule: FusedRule) -> int:
+    """How the number of a step changes its numbers."""
     schedule = rule.schedule
     if schedule is None:
-        return prepare.PLAIN.value, 0.0, 0.0
+        return int(prepare.PLAIN.value)
     if schedule.is_after_eps is None:
-        return prepare.RATE_DECAY.value, schedule.rate_decay, 0.0
-    kind = prepare.BIAS_AFTER_EPS if schedule.is_after_eps else prepare.BIAS_BEFORE_EPS
-    return kind.value, schedule.first_decay, schedule.second_decay
-
-
-def _bits(number: float) -> int:
-    """The 64 bits of a float64 as an integer: Triton takes Python's floats as float32."""
-    bits: int = struct.unpack("q", struct.pack("d", number))[0]
-    return bits
+        return int(prepare.RATE_DECAY.value)
+    return int((prepare.BIAS_AFTER_EPS if schedule.is_after_eps else prepare.BIAS_BEFORE_EPS).value)

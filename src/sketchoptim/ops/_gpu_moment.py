@@ -1,5 +1,6 @@
 """A moment as the GPU's kernels take it: constants, pointers, and the numbers that it keeps."""
 
+import ctypes
 import math
 from typing import Any, NamedTuple, assert_never
 
@@ -43,6 +44,9 @@ class GpuMoment:
         self.data = self.scales = self.book = self.borders = blank.numbers
         self.words = blank.words
         self.sketch: Sketch | None = None
+        # In the memory of the state: torch takes longer to get at it.
+        self.scale, self.writes = ctypes.c_float(1.0), ctypes.c_int64(0)
+        self.counts_writes = False
         self.decays = False
         self.block = self.block_rows = 0
         view = None if moment is None else moment.kernel_view()
@@ -64,6 +68,10 @@ class GpuMoment:
                 self.depth, self.width = sketch.depth, sketch.width
                 self.data, self.words = sketch.counters, sketch.words
                 self.decays = form in ("linear", "conservative")
+                self.scale = ctypes.c_float.from_address(sketch.scale.data_ptr())
+                if sketch.writes is not None:
+                    self.writes = ctypes.c_int64.from_address(sketch.writes.data_ptr())
+                    self.counts_writes = True
             case _:
                 assert_never(view)
 
@@ -87,30 +95,27 @@ class GpuMoment:
 
     def lasting(self) -> tuple[float, int]:
         """Scale and number of writes, as the host has them."""
-        if self.sketch is None:
-            return 1.0, 0
-        writes = self.sketch.writes
-        return self.sketch.scale.item(), 0 if writes is None else int(writes.item())
+        return self.scale.value, self.writes.value
 
     def set_lasting_(self, scale: float, writes: int) -> None:
-        if self.sketch is not None:
-            self.sketch.scale.fill_(scale)
-            if self.sketch.writes is not None:
-                self.sketch.writes.fill_(writes)
+        self.scale.value = scale
+        if self.counts_writes:
+            self.writes.value = writes
 
     def predict_(self, average: Average) -> None:
         """Moves scale and writes on the host as the device will, unless it refuses the step.
 
         Only a sum has a start, and a sum does not decay; so the start stays as it is.
         """
-        scale, writes = self.lasting()
         if self.decays:
-            scale *= average.decay
+            scale = self.scale.value * average.decay
             if scale == 0.0:
                 scale = 1.0
             elif scale < SMALLEST_SCALE:
                 scale, _ = math.frexp(scale)
-        self.set_lasting_(scale, writes + 1)
+            self.scale.value = scale
+        if self.counts_writes:
+            self.writes.value += 1
 
     def unused(self) -> "GpuMoment":
         """What stands for it in a step whose rule does not move it."""
@@ -122,19 +127,20 @@ class GpuMoment:
         return self.is_conservative and self.data.dtype == torch.float32
 
     @property
+    def is_added_to(self) -> bool:
+        """Whether rows are added to it in order before any row of the parameter moves."""
+        return self.is_linear or (self.is_conservative and not self.is_raised_at_once)
+
+    @property
     def counters(self) -> int:
         """Counters that a decay of the whole may have to rescale."""
         return self.data.numel() if self.decays else 0
 
-    def forgets(self, average: Average | None) -> bool:
-        """Whether a step starts by forgetting everything."""
-        return self.decays and average is not None and average.decay == 0.0
-
     def pointers(self, name: str) -> dict[str, Any]:
-        return {name: self.data, f"{name}_hash": self.words, f"{name}_width": self.width}
-
-    def codes(self, name: str) -> dict[str, Any]:
         return {
+            name: self.data,
+            f"{name}_hash": self.words,
+            f"{name}_width": self.width,
             f"{name}_units": self.scales,
             f"{name}_book": self.book,
             f"{name}_borders": self.borders,
@@ -144,12 +150,23 @@ class GpuMoment:
         return {
             f"{name}_KIND": self.kind,
             f"{name}_FORM": self.form,
-            f"{name}_MODE": mode_of(average),
+            f"{name}_MODE": _mode_of(average),
             f"{name}_DEPTH": self.depth,
+            f"{name}_DECAYS": self.decays,
+            # Whether a step starts by forgetting everything.
+            f"{name}_FORGETS": self.decays and average is not None and average.decay == 0.0,
         }
 
+    def row_bytes(self, name: str, dim: int) -> dict[str, int]:
+        """By pointer, the bytes from a row's numbers to those of the next."""
+        numbers = {kinds.EXACT.value: dim, kinds.CODES.value: dim, kinds.ROW_WISE.value: 1}
+        found = {name: numbers.get(self.kind, 0) * self.data.element_size()}
+        if self.kind == kinds.CODES.value:
+            found[f"{name}_units"] = -(-dim // self.block) * self.scales.element_size()
+        return found
 
-def mode_of(average: Average | None) -> int:
+
+def _mode_of(average: Average | None) -> int:
     """Which of the ways to move `Average.delta` takes."""
     mode = kinds.GENERAL
     if average is None or average.weight == 1 - average.decay:

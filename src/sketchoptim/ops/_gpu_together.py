@@ -1,151 +1,183 @@
 """One sequence of launches for several tables: what they share, and their words of arguments."""
 
-from collections import defaultdict
-from collections.abc import Hashable, Sequence
-from itertools import accumulate
-from typing import Any, NamedTuple
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any, Protocol, TypeVar
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
-from ._gpu_launches import OPTIONS, Call, Launch, launches
+from ._gpu_launches import OPTIONS, Launch
+from ._gpu_plan import KEYS_AT_ONCE, NUMBERS, ROWS_ALIGNED, WORD, Plan
 from ._triton import moves, prepare, together
 
-# The kernels that take several tables, and the pointers whose type differs between calls.
-_KERNELS: dict[Any, tuple[Any, dict[str, str]]] = {
-    prepare.begin: (together.begin, {"PARAMETER": "entries"}),
-    prepare.inspect: (together.inspect, {"PARAMETER": "entries", "SECOND": "second"}),
-    moves.move_rows: (
-        together.move_rows,
-        {"PARAMETER": "entries", "FIRST": "first", "SECOND": "second"},
-    ),
-    prepare.finish: (together.finish, {"FIRST": "first", "SECOND": "second"}),
+# The kernels that take several tables.
+_KERNELS: dict[Any, Any] = {
+    prepare.begin: together.begin,
+    prepare.inspect: together.inspect,
+    moves.move_rows: together.move_rows,
+    prepare.finish: together.finish,
 }
 _TYPES = {
     torch.float32: tl.float32,
     torch.bfloat16: tl.bfloat16,
     torch.float16: tl.float16,
-    torch.float64: tl.float64,
     torch.uint8: tl.uint8,
+    torch.int32: tl.int32,
+    torch.int64: tl.int64,
 }
-# Addresses of rows are taken to be multiples of this many bytes, as torch allocates them.
-_ALIGNMENT = 16
-_KEYS_AT_ONCE = 1024
+_LARGEST_KEY = {torch.int32: 2**31 - 1, torch.int64: 2**62}
+_ENTRIES, _IDS, _ORDER, _COUNT = WORD["entries"], WORD["ids"], WORD["order"], WORD["count"]
+_PARTIALS, _ROW_VALUES = WORD["partials"], WORD["row_values"]
+_UNSORTED_IDS, _KEYS = WORD["unsorted_ids"], WORD["keys"]
+_NUMBERS = [WORD[name] for name in NUMBERS]
+_FLOATS_ALIGNED = 4
 
 
-def groups_of(calls: Sequence[Call]) -> list[list[int]]:
-    """The numbers of calls that can be launched together, two at least in a group."""
-    groups: defaultdict[Hashable, list[int]] = defaultdict(list)
-    for number, call in enumerate(calls):
-        if call.positions and _is_aligned(call):
-            planned = launches(call, is_sorted=True)
-            if all(launch.kernel in _KERNELS for launch in planned):
-                shared = (call.ledger.device, *map(_shared, planned))
-                groups[shared].append(number)
-    return [group for group in groups.values() if len(group) > 1]
+class Step(Protocol):
+    """What is launched of one table."""
+
+    @property
+    def plan(self) -> Plan: ...
+    @property
+    def ids(self) -> Tensor | None: ...
+    @property
+    def values(self) -> Tensor: ...
+    @property
+    def count(self) -> int: ...
+    def numbers(self) -> tuple[int, ...]: ...
 
 
-class SortKeys(NamedTuple):
-    """The one sort of the ids of several tables."""
-
-    keys: Tensor
-    sorted_keys: Tensor
-    order: Tensor
-
-    def run_(self) -> None:
-        torch.sort(self.keys, stable=True, out=(self.sorted_keys, self.order))
+AnyStep = TypeVar("AnyStep", bound=Step)
 
 
-def launches_together(calls: Sequence[Call]) -> list[Launch | SortKeys]:
-    """The launches for a group: keys, a sort, and each kernel once for all tables."""
-    planned = [launches(call, is_sorted=True) for call in calls]
-    found: list[Launch | SortKeys] = []
-    rows: list[list[int]] = []
-    typed = [_types(launch) for launch in planned[0]]
-    if calls[0].ids is not None:
-        keys, rows = _sort_together_(calls, planned)
-        blocks = max(triton.cdiv(call.positions, _KEYS_AT_ONCE) for call in calls)
-        arguments = {"keys": keys.keys, "BLOCK": _KEYS_AT_ONCE, **OPTIONS}
-        ids = tuple(call.ids for call in calls if call.ids is not None)
-        found = [Launch(together.collect_keys, (blocks, len(calls)), arguments, ids), keys]
-    for own, types in zip(zip(*planned, strict=True), typed, strict=True):
-        launch = own[0]
-        names = [name for name in launch.kernel.arg_names if not name.isupper()]
-        rows += [[_word(it.arguments[name]) for name in names] for it in own]
-        grid = (max(it.grid[0] for it in own), len(calls))
-        arguments = {**_constants(launch), **types}
-        addressed = (value for it in own for value in it.arguments.values())
-        kept = [value for value in addressed if isinstance(value, Tensor)]
-        kept += [call.values for call in calls]
-        found.append(Launch(_KERNELS[launch.kernel][0], grid, arguments, tuple(kept)))
-    words = _matrix(rows, calls[0].ledger.device)
-    parts = iter(words.split(len(calls)))
-    for launch in found:
-        if isinstance(launch, Launch):
-            launch.arguments.update(words=next(parts), stride=words.shape[1])
-    return found
+class Family:
+    """The launches for tables of one kind, which have the same constants and types."""
 
-
-def _sort_together_(
-    calls: Sequence[Call], planned: Sequence[list[Launch]]
-) -> tuple[SortKeys, list[list[int]]]:
-    """The sort, and the words of `collect_keys`; planned launches read each its part of the list.
-
-    Positions count from the beginning of the whole list, so the address of a table's entries is
-    moved back by those before it.
-    """
-    counts = [call.positions for call in calls]
-    begins = [0, *accumulate(counts)]
-    lists = [calls[0].flag.new_empty(begins[-1], dtype=torch.int64) for _ in range(3)]
-    sort = SortKeys(*lists)
-    words = []
-    for call, launched, begin in zip(calls, planned, begins, strict=False):
-        words.append([_word(call.ids), call.positions, begin])
-        entries = call.values.data_ptr() - begin * call.dim * call.values.element_size()
-        own = {"ids": sort.sorted_keys[begin:], "order": sort.order[begin:], "entries": entries}
-        for launch in launched:
-            launch.arguments.update(
-                (name, it) for name, it in own.items() if name in launch.arguments
+    def __init__(self, plan: Plan) -> None:
+        self.keys, self.is_sorting, self.device = plan.keys, plan.is_sorting, plan.bound.flag.device
+        types = {
+            "ELEMENT": _TYPES[plan.bound.parameter.dtype],
+            "KEY": _TYPES[plan.keys if plan.is_sorting else torch.int64],
+            "FIRST_NUMBER": _TYPES[plan.bound.first.data.dtype],
+            "SECOND_NUMBER": _TYPES[plan.bound.second.data.dtype],
+        }
+        self.launches = []
+        for it in plan.launches:
+            given = {"words": None, **types, **it.arguments}
+            kernel = _KERNELS[it.kernel]
+            self.launches.append(
+                Launch(kernel, it.grid, given, OPTIONS, rows=it.rows, others=it.others)
             )
-    return sort, words
+        given = {"words": None, **types, "BLOCK": KEYS_AT_ONCE}
+        self.sort = Launch(together.collect_keys, (1,), given, OPTIONS, rows=KEYS_AT_ONCE)
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for tables of one kind."""
+        constants = [(it.kernel, *it.arguments.values()) for it in self.launches]
+        return self.device, self.is_sorting, self.keys, *constants
+
+    def parts(self, steps: Sequence[AnyStep]) -> Iterator[list[AnyStep]]:
+        """Divides steps so that the keys of each part are small enough; gives ids a beginning."""
+        part: list[AnyStep] = []
+        begin = 0
+        for step in steps:
+            rows = -(-(step.plan.bound.rows + 1) // ROWS_ALIGNED) * ROWS_ALIGNED
+            if part and begin + rows > _LARGEST_KEY[self.keys]:
+                yield part
+                part, begin = [], 0
+            step.plan.shift_(begin if self.is_sorting else 0)
+            part.append(step)
+            begin += rows
+        yield part
+
+    def run_(self, steps: Sequence[Step]) -> None:
+        """Launches the steps of several tables."""
+        kept: list[Tensor] = []
+        lists = None
+        if self.is_sorting:
+            total = sum([step.count for step in steps])
+            empty = steps[0].values.new_empty
+            lists = (
+                empty(total, dtype=self.keys), empty(total, dtype=self.keys),
+                empty(total, dtype=torch.int64),
+            )  # fmt: skip
+            kept += lists
+        words = self._words(steps, lists, kept)
+        most = max([step.count for step in steps])
+        if lists is not None:
+            self._launch(self.sort, words, self.sort.programs(most), len(steps), kept)
+            torch.sort(lists[0], stable=True, out=(lists[1], lists[2]))
+        for index, launch in enumerate(self.launches):
+            programs = launch.programs(most)
+            if not launch.rows:
+                programs = max([step.plan.launches[index].grid[0] for step in steps])
+            self._launch(launch, words, programs, len(steps), kept)
+
+    def _words(
+        self, steps: Sequence[Step], lists: tuple[Tensor, ...] | None, kept: list[Tensor]
+    ) -> Tensor:
+        """The words of all tables on the device, a row for each.
+
+        Positions in the sorted list count from the beginning of the whole, so the address of a
+        table's entries is moved back by those before it.
+        """
+        sizes = [_sizes(step) for step in steps]
+        floats = torch.empty(sum(map(sum, sizes)), dtype=torch.float32, device=self.device)
+        address = floats.data_ptr()
+        begin = 0
+        keys, ids, order = (it.data_ptr() for it in lists) if lists is not None else (0, 0, 0)
+        key_bytes = self.keys.itemsize
+        for step, (partials, row_values) in zip(steps, sizes, strict=True):
+            plan, values = step.plan, step.values
+            row = plan.words
+            row[_COUNT], row[_ENTRIES] = step.count, values.data_ptr()
+            row[_PARTIALS], row[_ROW_VALUES] = address, address + 4 * partials
+            address += 4 * (partials + row_values)
+            if step.ids is not None:
+                row[_IDS] = row[_UNSORTED_IDS] = step.ids.data_ptr()
+                kept.append(step.ids)
+            if lists is not None:
+                row[_ENTRIES] -= begin * plan.row_bytes["parameter"]
+                row[_KEYS], row[_IDS] = keys + begin * key_bytes, ids + begin * key_bytes
+                row[_ORDER] = order + begin * 8
+                begin += step.count
+            for word, number in zip(_NUMBERS, step.numbers(), strict=True):
+                row[word] = number
+            kept.append(values)
+            kept += plan.kept
+        kept.append(floats)
+        joined = bytearray().join([step.plan.words for step in steps])
+        words = torch.frombuffer(joined, dtype=torch.int64)
+        if self.device.type == "cpu":
+            return words.clone()
+        return words.pin_memory().to(self.device, non_blocking=True)
+
+    def _launch(
+        self, launch: Launch, words: Tensor, programs: int, tables: int, kept: list[Tensor]
+    ) -> None:
+        launch.arguments["words"] = words
+        launch.grid, launch.kept = (programs, tables, 1), kept
+        launch.run_()
+        launch.release_()
 
 
-def _is_aligned(call: Call) -> bool:
-    tensors = (call.values, call.parameter, call.first.data, call.second.data)
-    row_bytes = call.dim * call.values.element_size()
-    return row_bytes % _ALIGNMENT == 0 and not any(it.data_ptr() % _ALIGNMENT for it in tensors)
+def _sizes(step: Step) -> tuple[int, int]:
+    """How many numbers a step needs besides, each a multiple of 16 bytes."""
+    partials = step.plan.partials_of(step.count)
+    row_values = step.count if step.plan.has_row_values else 0
+    return partials, -(-row_values // _FLOATS_ALIGNED) * _FLOATS_ALIGNED
 
 
-def _types(launch: Launch) -> dict[str, Any]:
-    """The types of those pointers that are not the same in all calls of a kernel."""
-    _, names = _KERNELS[launch.kernel]
-    return {name: _TYPES[launch.arguments[it].dtype] for name, it in names.items()}
+_families: dict[Hashable, Family] = {}
 
 
-def _constants(launch: Launch) -> dict[str, Any]:
-    """What a kernel is compiled for, its arguments in capitals, and with what options."""
-    names = [name for name in launch.kernel.arg_names if name.isupper()]
-    return {name: launch.arguments[name] for name in (*names, *OPTIONS)}
-
-
-def _shared(launch: Launch) -> Hashable:
-    """What tables must have in common to be taken by one launch."""
-    types = tuple(_types(launch).items())
-    return launch.kernel, tuple(_constants(launch).items()), types
-
-
-def _word(argument: Any) -> int:
-    return argument.data_ptr() if isinstance(argument, Tensor) else int(argument)
-
-
-def _matrix(rows: list[list[int]], device: torch.device) -> Tensor:
-    """The words on the device, each row filled up with zeros."""
-    longest = max(map(len, rows))
-    words = torch.tensor(
-        [row + [0] * (longest - len(row)) for row in rows], dtype=torch.int64, device="cpu"
-    )
-    if device.type == "cpu":
-        return words
-    return words.pin_memory().to(device, non_blocking=True)
+def family_of(plan: Plan) -> Family | None:
+    """The family of a plan; None if its table is launched by itself."""
+    if plan.kind.is_empty or not plan.is_aligned:
+        return None
+    if not all(launch.kernel in _KERNELS for launch in plan.launches):
+        return None
+    family = Family(plan)
+    return _families.setdefault(family.key, family)

@@ -6,9 +6,10 @@ move something return at once where the flag is up, and `finish` counts the step
 The host learns of refusals later: from a report in its own memory, or when it settles.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, ClassVar, assert_never
 
 import torch
@@ -22,15 +23,23 @@ from .._warning import warn
 from ..deferred import DeferredGradient
 from ..moments import ArrayView, CodesView, Moment, Moments, SketchView
 from ._dispatch import PreparedStep, Settled
-from ._gpu_launches import MOST_COLUMNS, Call, Shape, launches
+from ._gpu_launches import MOST_COLUMNS, Bound, Kind, Shape, bits_of
 from ._gpu_moment import Blank, GpuMoment
-from ._gpu_together import groups_of, launches_together
+from ._gpu_plan import PIECE, Plan
+from ._gpu_together import Family, family_of
 from ._rule import AnyRule, FusedRule
 from ._triton import slots
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _MAX_DEPTH = 32
 _PAIRS_OF_A_PAGE = 256
+_ALIGNMENT = 16
+# What of a rule stays the same in the steps that a plan is for, beside its schedule.
+_CHANGING = ("step_size", "shrink", "schedule")
+_constants_of = attrgetter(*(it for it in FusedRule._fields if it not in _CHANGING))
+# Parts that the buckets of a hash row are divided among, where rows are added in order.
+_MOST_PARTS = 64
+_ROWS_OF_A_PART = 64
 # Entries or rows beyond which a step that goes through them one by one is worth a warning.
 MOST_IN_ORDER = 4096
 
@@ -119,19 +128,26 @@ class GpuKernels:
     counts_steps: ClassVar[bool] = True
 
     def __init__(self, parameter: Tensor, moments: Moments, first_row: int = 0) -> None:
-        self.parameter, self.first_row = parameter, first_row
+        self.parameter = parameter
         self.rows, self.dim = parameter.shape[:1].numel(), parameter.shape[1:].numel()
         self.ledger = torch.zeros(slots.SIZE.value, dtype=torch.float64, device=parameter.device)
-        self.flag = torch.zeros(1, dtype=torch.int32, device=parameter.device)
+        flag = torch.zeros(1, dtype=torch.int32, device=parameter.device)
         self.report = _reports.take(parameter.is_cuda)
         self.refused = (0, 0)
         blank = Blank.over(self.ledger)
         self.first, self.second = (GpuMoment(moment, blank) for moment in moments)
+        shape = Shape.of(self.dim, self.first, self.second)
+        self.bound = Bound(
+            parameter, first_row, self.ledger, flag, self.report, self.first, self.second, shape
+        )
+        self.plans: dict[Kind, Plan] = {}
+        self.constants: object = None
+        """What of the rule these plans are for."""
         self.expected: tuple[float, ...] = ()
         self.launched: GpuStep | None = None
         """The step that has been launched together with those of other tables."""
-        self.shape = Shape.of(self.dim, self.first, self.second)
         self.is_in_order = self.first.is_in_order or self.second.is_in_order
+        self.is_added_to = self.first.is_added_to or self.second.is_added_to
         self.has_warned = False
 
     def unsupported_reason(self, gradient: Tensor, rule: AnyRule) -> str:
@@ -140,9 +156,7 @@ class GpuKernels:
             return "its rule is no FusedRule, so only the reference knows it"
         if isinstance(gradient, DeferredGradient):
             return f"there is no kernel for its {gradient!r}"
-        if type(gradient) not in PLAIN_TENSORS:
-            return f"its gradient is a {type(gradient).__name__}; use a plain tensor"
-        return f"its gradient has the strides {gradient.stride()}; use contiguous()"
+        return f"its gradient is a {type(gradient).__name__}; use a plain tensor"
 
     def prepare(
         self,
@@ -153,28 +167,67 @@ class GpuKernels:
         rounding_key: int | None,
     ) -> "GpuStep | None":
         """The step along a gradient; the device checks it when it runs."""
-        is_readable = gradient.is_sparse or (gradient.is_contiguous() and not gradient.is_neg())
-        if type(rule) is not FusedRule or type(gradient) not in PLAIN_TENSORS or not is_readable:
+        if type(rule) is not FusedRule or type(gradient) not in PLAIN_TENSORS:
             return None
         ids = None
-        values = gradient
+        is_sorted = False
         if gradient.is_sparse:
-            indices, values = entries(gradient)
-            ids, values = indices[0].contiguous(), values.contiguous()
+            is_sorted = gradient.is_coalesced()
+            ids, values = entries(gradient)
+            if not (ids.is_contiguous() and values.is_contiguous()):
+                ids, values = ids.contiguous(), values.contiguous()
             if values.numel() != ids.numel() * self.dim or values.dtype != self.parameter.dtype:
                 raise ValueError(
                     f"the gradient must have {ids.numel()} rows of {self.dim} numbers of "
                     f"{self.parameter.dtype}, got {list(values.shape)} of {values.dtype}"
                 )
-        step = GpuStep(self, rule, ids, values, is_checked, rounding_key)
+        else:
+            values = gradient.contiguous().resolve_neg()
         if is_capturing(self.parameter.device) and self._held(rule) != self.expected:
             raise RuntimeError(
                 f"a step of the parameter of shape {list(self.parameter.shape)} can be captured in "
                 "a CUDA graph only after a step that was not: the graph would set the GPU's count "
                 "of steps back in each replay. Take a step before the capture"
             )
-        positions = self.rows if ids is None else ids.numel()
-        if self.is_in_order and positions > MOST_IN_ORDER and not self.has_warned:
+        if self.is_in_order:
+            self._warn_of_order(self.rows if ids is None else ids.numel())
+        plan = self._plan(rule, ids, values, is_sorted, is_checked, rounding_key is not None)
+        return GpuStep(self, plan, rule, ids, values, rounding_key)
+
+    def _plan(
+        self,
+        rule: FusedRule,
+        ids: Tensor | None,
+        values: Tensor,
+        is_sorted: bool,
+        is_checked: bool,
+        is_stochastic: bool,
+    ) -> Plan:
+        """The launches of a step, which are built once for each kind of step."""
+        schedule = rule.schedule
+        constants = _constants_of(rule), None if schedule is None else schedule[1:]
+        if constants != self.constants:
+            self.plans, self.constants = {}, constants
+        count = self.rows if ids is None else ids.numel()
+        address = values.data_ptr() if ids is None else values.data_ptr() | ids.data_ptr()
+        kind = Kind(
+            ids is None,
+            is_sorted,
+            count == 0,
+            ids is not None and not is_sorted and count > PIECE,
+            _parts(count) if self.is_added_to else 1,
+            is_checked,
+            is_stochastic,
+            address % _ALIGNMENT == 0,
+        )
+        plan = self.plans.get(kind)
+        if plan is None:
+            plan = self.plans[kind] = Plan(self.bound, rule, kind)
+            plan.family = family_of(plan)
+        return plan
+
+    def _warn_of_order(self, positions: int) -> None:
+        if positions > MOST_IN_ORDER and not self.has_warned:
             self.has_warned = True
             warn(
                 f"the parameter of shape {list(self.parameter.shape)} has {positions} entries or "
@@ -182,7 +235,6 @@ class GpuKernels:
                 'because decay="paper" and decay="bucket" depend on their order, which is slow. '
                 'Use memory="lean" for training'
             )
-        return step
 
     def _held(self, rule: FusedRule) -> tuple[float, ...]:
         """What the host has before a step: its count of steps, scales and writes."""
@@ -204,9 +256,10 @@ class GpuKernels:
 
     def predict_(self, rule: FusedRule) -> None:
         """What the device will hold after the step, unless it refuses it."""
-        for moment, average in ((self.first, rule.first), (self.second, rule.second)):
-            if average is not None:
-                moment.predict_(average)
+        if rule.first is not None:
+            self.first.predict_(rule.first)
+        if rule.second is not None:
+            self.second.predict_(rule.second)
         self.expected = (self.expected[0] + 1, *self.first.lasting(), *self.second.lasting())
 
     def has_refused(self) -> bool:
@@ -230,16 +283,23 @@ class GpuKernels:
         return Settled(extra, self.refused[0] - before[0], self.refused[1] - before[1])
 
 
-@dataclass(frozen=True)
 class GpuStep:
     """A prepared step. It has not been checked: the device does, when it runs."""
 
-    kernels: GpuKernels
-    rule: FusedRule
-    ids: Tensor | None
-    values: Tensor
-    is_checked: bool
-    rounding_key: int | None
+    __slots__ = ("count", "ids", "kernels", "plan", "rounding_key", "rule", "values")
+
+    def __init__(
+        self,
+        kernels: GpuKernels,
+        plan: Plan,
+        rule: FusedRule,
+        ids: Tensor | None,
+        values: Tensor,
+        rounding_key: int | None,
+    ) -> None:
+        self.kernels, self.plan, self.rule, self.rounding_key = kernels, plan, rule, rounding_key
+        self.ids, self.values = ids, values
+        self.count = kernels.rows if ids is None else ids.numel()
 
     @property
     def is_finite(self) -> bool:
@@ -249,10 +309,14 @@ class GpuStep:
     @property
     def touched(self) -> int:
         """How many rows it moves at most: which ids repeat, only the device knows."""
-        rows = self.kernels.rows
-        return rows if self.ids is None else min(self.ids.numel(), rows)
+        return min(self.count, self.kernels.rows)
 
-    @torch.no_grad()
+    def numbers(self) -> tuple[int, ...]:
+        """What kernels are given in each step: its number, a key, step size and shrinkage."""
+        rule = self.rule
+        step = -1 if rule.schedule is None else rule.schedule.step
+        return step, self.rounding_key or 0, *bits_of(rule.step_size, rule.shrink)
+
     def run_(self) -> None:
         """Launches the kernels; nothing here waits for the device."""
         kernels = self.kernels
@@ -261,8 +325,7 @@ class GpuStep:
             return
         self.begin_()
         with _current(kernels.parameter.device):
-            for launch in launches(self.call()):
-                launch.run_()
+            self.plan.run_(self.ids, self.values, self.numbers())
         self.end_()
 
     def begin_(self) -> None:
@@ -276,27 +339,13 @@ class GpuStep:
         # Autograd sees writes by torch only, and must refuse graphs of the weights as they were.
         increment_version(kernels.parameter)
 
-    def call(self) -> Call:
-        """What its launches need to know."""
-        kernels = self.kernels
-        return Call(
-            parameter=kernels.parameter,
-            first_row=kernels.first_row,
-            ledger=kernels.ledger,
-            flag=kernels.flag,
-            report=kernels.report,
-            first=kernels.first,
-            second=kernels.second,
-            shape=kernels.shape,
-            rule=self.rule,
-            ids=self.ids,
-            values=self.values,
-            is_checked=self.is_checked,
-            rounding_key=self.rounding_key,
-        )
+
+def _parts(positions: int) -> int:
+    """A power of two: each number of parts is compiled."""
+    parts = max(1, min(_MOST_PARTS, positions // _ROWS_OF_A_PART))
+    return 1 << (parts.bit_length() - 1)
 
 
-@torch.no_grad()
 def launch_together_(steps: Sequence[GpuStep]) -> None:
     """Launches steps of tables that the same kernels take, all tables in one sequence.
 
@@ -306,16 +355,29 @@ def launch_together_(steps: Sequence[GpuStep]) -> None:
     """
     if not steps or is_capturing(steps[0].kernels.parameter.device):
         return
-    for group in groups_of([step.call() for step in steps]):
-        together = [steps[number] for number in group]
-        for step in together:
-            step.begin_()
-        with _current(together[0].kernels.parameter.device):
-            for launch in launches_together([step.call() for step in together]):
-                launch.run_()
-        for step in together:
-            step.end_()
-            step.kernels.launched = step
+    for family, group in groups_of(steps):
+        for part in family.parts(group):
+            if len(part) > 1:
+                _launch_part_(family, part)
+
+
+def _launch_part_(family: Family, steps: Sequence[GpuStep]) -> None:
+    for step in steps:
+        step.begin_()
+    with _current(family.device):
+        family.run_(steps)
+    for step in steps:
+        step.end_()
+        step.kernels.launched = step
+
+
+def groups_of(steps: Sequence[GpuStep]) -> list[tuple[Family, list[GpuStep]]]:
+    """Steps that can be launched together, with the launches that take them."""
+    groups: defaultdict[int, list[GpuStep]] = defaultdict(list)
+    for step in steps:
+        groups[id(step.plan.family)].append(step)
+    families = {id(group[0].plan.family): group[0].plan.family for group in groups.values()}
+    return [(family, groups[number]) for number, family in families.items() if family is not None]
 
 
 def is_capturing(device: torch.device) -> bool:

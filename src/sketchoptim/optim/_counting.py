@@ -23,8 +23,8 @@ def settle_(binding: Binding | None, group: Group, *, waits: bool = True) -> Non
     left_out = "the device has left these steps out"
     if ids:
         raise ValueError(
-            f"{owner} must have row ids between 0 and {binding.parameter.shape[0] - 1}, got "
-            f"others in {ids} earlier steps; {left_out}"
+            f"{owner} must have row ids between 0 and {binding.parameter.shape[0] - 1}, ascending "
+            f"if it is coalesced, got others in {ids} earlier steps; {left_out}"
         )
     if values and group["nonfinite"] == "raise":
         raise ValueError(

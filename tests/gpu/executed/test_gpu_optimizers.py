@@ -100,7 +100,7 @@ def test_an_id_outside_the_table_raises_under_every_policy():
         run.step_(0)
         run.table.grad = unchecked([3, 60], run.table)
         run.optimizer.step()
-        with pytest.raises(ValueError, match="row ids between 0 and 59, got others"):
+        with pytest.raises(ValueError, match="row ids between 0 and 59, ascending if"):
             run.step_(1)
 
 

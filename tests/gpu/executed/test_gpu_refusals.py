@@ -1,18 +1,20 @@
 """What the device refuses, what it counts, and what the host learns of it."""
 
+import gc
 import math
 from unittest import mock
 
 import pytest
 import torch
-from gpu_steps import needs_execution, stepping_by_gpu_kernels
+from gpu_steps import copy_of, needs_execution, stepping_by_gpu_kernels
 from gradients import sparse, unchecked
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 import sketchoptim as so
 from sketchoptim.moments import Average, Moments, Table, create, open_moment
 from sketchoptim.ops import FusedRule, gpu
-from sketchoptim.ops._gpu_launches import launches
+from sketchoptim.ops._gpu_launches import Launch
 from sketchoptim.storage import PRESETS
 
 pytestmark = needs_execution
@@ -110,8 +112,15 @@ def test_a_launch_that_is_repeated_counts_its_steps_on_the_device():
     rules = [adam.rule(group, it, memory=lean, is_sparse=True) for it in (1, 2, 3)]
     for rule in rules:
         stepped.step_(good(), rule=rule)
-    step = replayed.step_(good(), rule=rules[0])
-    captured = launches(step.call())
+    captured: list[Launch] = []
+    run = Launch.run_
+
+    def recorded(launch: Launch) -> None:
+        captured.append(copy_of(launch))
+        run(launch)
+
+    with mock.patch.object(Launch, "run_", recorded):
+        replayed.step_(good(), rule=rules[0])
     for _ in range(2):
         for launch in captured:
             launch.run_()
@@ -218,3 +227,41 @@ def test_what_has_no_kernel_is_stepped_by_the_reference_with_a_reason(dtype, mem
     with stepping_by_gpu_kernels() as taken, pytest.warns(UserWarning, match=reason):
         optimizer.step()
     assert taken.kernels == 0
+
+
+def test_coalesced_ids_are_neither_sorted_nor_summed_and_move_the_same_rows():
+    ids, values = torch.tensor([1, 3, 7, 39]), torch.randn(4, 6)
+    sorted_, unsorted = Bound("row-wise"), Bound("row-wise")
+    with mock.patch.object(Tensor, "sort", side_effect=AssertionError):
+        sorted_.step_(sparse(ids, values, SHAPE, is_coalesced=True))
+    unsorted.step_(sparse(ids, values, SHAPE))
+    assert_unchanged(unsorted.snapshot(), sorted_.snapshot())
+
+
+@pytest.mark.parametrize("ids", [[3, 1], [2, 2, 5]])
+def test_ids_that_are_wrongly_marked_as_coalesced_are_refused(ids):
+    bound = Bound()
+    before = bound.snapshot()
+    gradient = unchecked(ids, bound.parameter)
+    bound.step_(gradient._coalesced_(True))
+    assert bound.kernels.settle_().refused_ids == 1
+    assert_unchanged(before, bound.snapshot())
+
+
+@pytest.mark.parametrize("is_sparse", [True, False], ids=["sparse", "dense"])
+def test_a_strided_gradient_is_made_contiguous(is_sparse):
+    values = torch.randn(6, 4).T if is_sparse else torch.randn(6, 40).T
+    strided, contiguous = Bound("row-wise"), Bound("row-wise")
+    for bound, rows in ((strided, values), (contiguous, values.contiguous())):
+        bound.step_(sparse(torch.tensor([3, 1, 3, 9]), rows, SHAPE) if is_sparse else rows)
+    assert_unchanged(contiguous.snapshot(), strided.snapshot())
+
+
+def test_a_plan_holds_no_tensor_of_a_step_that_is_over():
+    bound = Bound()
+    gradient = good()
+    values = StorageWeakRef(gradient._values().untyped_storage())
+    bound.step_(gradient)
+    del gradient
+    gc.collect()  # the interpreter leaves cycles
+    assert values.expired()

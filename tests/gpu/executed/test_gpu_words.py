@@ -41,7 +41,7 @@ def test_buckets_and_signs_are_those_of_the_specification(words):
     buckets, signs = torch.zeros(8, dtype=torch.int64), torch.zeros(8)
     for width in WIDTHS:
         arguments = {"words": own, "ids": ids, "width": width, "buckets": buckets, "signs": signs}
-        Launch(find, (1,), {**arguments, "COUNT": 8}).run_()
+        Launch(find, (1,), {**arguments, "COUNT": 8}, {}).run_()
         assert torch.equal(buckets, _hashing.buckets(own, ids, width)[0])
         assert torch.equal(signs, _hashing.signs(own, ids)[0])
 
@@ -51,5 +51,5 @@ def test_noise_is_that_of_the_specification(key, row_id):
     bits = torch.zeros(len(COLUMNS), dtype=torch.int64)
     columns = torch.tensor(COLUMNS)
     arguments = {"keys": torch.tensor([key]), "id": torch.tensor([row_id]), "columns": columns}
-    Launch(draw, (1,), {**arguments, "bits": bits, "COUNT": len(COLUMNS)}).run_()
+    Launch(draw, (1,), {**arguments, "bits": bits, "COUNT": len(COLUMNS)}, {}).run_()
     assert tuple(bits.tolist()) == NOISE[key, row_id]

@@ -31,8 +31,8 @@ def test_a_program_behind_the_largest_int32_accesses_its_own_rows(kernel, memory
     program = ROW // rows_at_once
     launch.arguments.update(count=ROW + 4096, row_count=ROW + 4096)
     launch.arguments["flag"].zero_()
-    whole = launch._replace(grid=(program + 1,))
+    launch.grid = (program + 1, 1, 1)
     with pytest.raises(ptx.Fault, match="out of bounds") as fault:
-        gpu_ptx.execute(whole, target, programs=range(program, program + 1))
+        gpu_ptx.execute(launch, target, programs=range(program, program + 1))
     offset = fault.value.address - launch.arguments["entries"].data_ptr()
     assert 4 * DIM * ROW <= offset < 4 * DIM * (ROW + rows_at_once)

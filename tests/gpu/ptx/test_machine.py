@@ -22,7 +22,7 @@ each_target = pytest.mark.parametrize("target", TARGETS)
 
 
 def launch(kernel, *grid: int, **arguments: object) -> Launch:
-    return Launch(kernel, grid, {**OPTIONS, **arguments})
+    return Launch(kernel, grid, arguments, OPTIONS)
 
 
 @triton.jit

@@ -7,7 +7,7 @@ from . import slots
 from .codes import decode, encode
 from .moments import CODES, NONE, delta
 from .moves import direction_of
-from .rows import gradient, id_at, positions, run_start
+from .rows import DENSE, gradient, id_at, positions, run_start
 from .words import store_nearest, store_weights
 
 
@@ -36,17 +36,17 @@ def _move_block(
 @triton.jit(do_not_specialize=["count", "row_count", "first_row"])
 def move_blocks(
     entries, ids, order, partials, parameter, ledger, flag, first, first_units, first_book,
-    first_borders, second, second_units, second_book, second_borders, count, row_count: tl.int64,
-    first_row: tl.int64, FIRST_KIND: tl.constexpr, FIRST_MODE: tl.constexpr,
+    first_borders, second, second_units, second_book, second_borders, count: tl.int64,
+    row_count: tl.int64, first_row: tl.int64, FIRST_KIND: tl.constexpr, FIRST_MODE: tl.constexpr,
     SECOND_KIND: tl.constexpr, SECOND_MODE: tl.constexpr, BLOCK_ROWS: tl.constexpr,
-    DIM: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, IS_DENSE: tl.constexpr,
+    DIM: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, LAYOUT: tl.constexpr,
     IS_MAXIMIZING: tl.constexpr, DECAYS: tl.constexpr, HAS_NESTEROV: tl.constexpr,
     HAS_ROOT: tl.constexpr, HAS_CLIP: tl.constexpr, IS_STOCHASTIC: tl.constexpr,
 ):  # fmt: skip
     """Moves all rows, block by block; the first entry of a block stands for it."""
     if tl.load(flag) == 0:
         at = positions(tl.program_id(0), ROWS)
-        if IS_DENSE:
+        if LAYOUT == DENSE:
             group = at
             is_group = group * BLOCK_ROWS < row_count
         else:
@@ -58,7 +58,7 @@ def move_blocks(
         id = group * BLOCK_ROWS + offsets // DIM
         columns = offsets % DIM
         is_number = is_group & (offsets < BLOCK_ROWS * DIM) & (id < row_count)
-        if IS_DENSE:
+        if LAYOUT == DENSE:
             position = id
             is_touched = is_number
         else:
@@ -67,7 +67,7 @@ def move_blocks(
             is_touched = is_number & (id_at(ids, position, is_number) == id)
         g = gradient(
             entries, ids, order, partials, parameter, ledger, count, position, id, is_touched,
-            columns, is_touched, DIM, IS_DENSE, IS_MAXIMIZING, DECAYS,
+            columns, is_touched, DIM, LAYOUT, IS_MAXIMIZING, DECAYS,
         )  # fmt: skip
         place = id * DIM + columns
         direction = g

@@ -143,7 +143,7 @@ def _move_tile(
     FIRST_KIND: tl.constexpr, FIRST_FORM: tl.constexpr, FIRST_MODE: tl.constexpr,
     FIRST_DEPTH: tl.constexpr, SECOND_KIND: tl.constexpr, SECOND_FORM: tl.constexpr,
     SECOND_MODE: tl.constexpr, SECOND_DEPTH: tl.constexpr, DIM: tl.constexpr,
-    STRIDE: tl.constexpr, IS_DENSE: tl.constexpr, IS_MAXIMIZING: tl.constexpr,
+    STRIDE: tl.constexpr, LAYOUT: tl.constexpr, IS_MAXIMIZING: tl.constexpr,
     DECAYS: tl.constexpr, HAS_NESTEROV: tl.constexpr, HAS_ROOT: tl.constexpr,
     HAS_CLIP: tl.constexpr, IS_RATIO: tl.constexpr, IS_STOCHASTIC: tl.constexpr,
 ):  # fmt: skip
@@ -158,7 +158,7 @@ def _move_tile(
     else:
         g = gradient(
             entries, ids, order, partials, parameter, ledger, count, at, id, mask, columns,
-            column_mask, DIM, IS_DENSE, IS_MAXIMIZING, DECAYS,
+            column_mask, DIM, LAYOUT, IS_MAXIMIZING, DECAYS,
         )  # fmt: skip
         direction = g
         if FIRST_KIND != NONE:
@@ -196,19 +196,20 @@ def _move_tile(
 def move_rows(
     entries, ids, order, partials, parameter, ledger, flag, row_values, first, first_hash,
     first_width: tl.int64, first_units, first_book, first_borders, second, second_hash,
-    second_width: tl.int64, second_units, second_book, second_borders, count, first_row: tl.int64,
-    FIRST_KIND: tl.constexpr, FIRST_FORM: tl.constexpr, FIRST_MODE: tl.constexpr,
-    FIRST_DEPTH: tl.constexpr, SECOND_KIND: tl.constexpr, SECOND_FORM: tl.constexpr,
-    SECOND_MODE: tl.constexpr, SECOND_DEPTH: tl.constexpr, IS_RAISED: tl.constexpr,
+    second_width: tl.int64, second_units, second_book, second_borders, count: tl.int64,
+    first_row: tl.int64, FIRST_KIND: tl.constexpr, FIRST_FORM: tl.constexpr,
+    FIRST_MODE: tl.constexpr, FIRST_DEPTH: tl.constexpr, SECOND_KIND: tl.constexpr,
+    SECOND_FORM: tl.constexpr, SECOND_MODE: tl.constexpr, SECOND_DEPTH: tl.constexpr,
+    IS_RAISED: tl.constexpr,
     DIM: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
-    IS_DENSE: tl.constexpr, IS_MAXIMIZING: tl.constexpr, DECAYS: tl.constexpr,
+    LAYOUT: tl.constexpr, IS_MAXIMIZING: tl.constexpr, DECAYS: tl.constexpr,
     HAS_NESTEROV: tl.constexpr, HAS_ROOT: tl.constexpr, HAS_CLIP: tl.constexpr,
     IS_RATIO: tl.constexpr, IS_STOCHASTIC: tl.constexpr,
 ):  # fmt: skip
     """Moves all rows, in any order: rows that share no numbers, or only maxima."""
     if tl.load(flag) == 0:
         at = positions(tl.program_id(0), ROWS)
-        id, _, mask = ids_at(ids, at, count, IS_DENSE)
+        id, _, mask = ids_at(ids, at, count, LAYOUT)
         for start in range(0, DIM, STRIDE):
             offsets = tl.arange(0, BLOCK)[None, :]
             columns = start + offsets
@@ -218,7 +219,7 @@ def move_rows(
                 second_width, second_units, second_book, second_borders, count, first_row, at, id,
                 mask, columns, (offsets < STRIDE) & (columns < DIM), FIRST_KIND, FIRST_FORM,
                 FIRST_MODE, FIRST_DEPTH, SECOND_KIND, SECOND_FORM, SECOND_MODE, SECOND_DEPTH, DIM,
-                STRIDE, IS_DENSE, IS_MAXIMIZING, DECAYS, HAS_NESTEROV, HAS_ROOT, HAS_CLIP, IS_RATIO,
+                STRIDE, LAYOUT, IS_MAXIMIZING, DECAYS, HAS_NESTEROV, HAS_ROOT, HAS_CLIP, IS_RATIO,
                 IS_STOCHASTIC,
             )  # fmt: skip
         if SECOND_KIND == ROW_WISE:
@@ -236,12 +237,13 @@ def move_rows(
 def move_rows_in_order(
     entries, ids, order, partials, parameter, ledger, flag, row_values, first, first_hash,
     first_width: tl.int64, first_units, first_book, first_borders, second, second_hash,
-    second_width: tl.int64, second_units, second_book, second_borders, count, first_row: tl.int64,
-    FIRST_KIND: tl.constexpr, FIRST_FORM: tl.constexpr, FIRST_MODE: tl.constexpr,
-    FIRST_DEPTH: tl.constexpr, SECOND_KIND: tl.constexpr, SECOND_FORM: tl.constexpr,
-    SECOND_MODE: tl.constexpr, SECOND_DEPTH: tl.constexpr, IS_RAISED: tl.constexpr,
+    second_width: tl.int64, second_units, second_book, second_borders, count: tl.int64,
+    first_row: tl.int64, FIRST_KIND: tl.constexpr, FIRST_FORM: tl.constexpr,
+    FIRST_MODE: tl.constexpr, FIRST_DEPTH: tl.constexpr, SECOND_KIND: tl.constexpr,
+    SECOND_FORM: tl.constexpr, SECOND_MODE: tl.constexpr, SECOND_DEPTH: tl.constexpr,
+    IS_RAISED: tl.constexpr,
     DIM: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
-    IS_DENSE: tl.constexpr, IS_MAXIMIZING: tl.constexpr, DECAYS: tl.constexpr,
+    LAYOUT: tl.constexpr, IS_MAXIMIZING: tl.constexpr, DECAYS: tl.constexpr,
     HAS_NESTEROV: tl.constexpr, HAS_ROOT: tl.constexpr, HAS_CLIP: tl.constexpr,
     IS_RATIO: tl.constexpr, IS_STOCHASTIC: tl.constexpr,
 ):  # fmt: skip
@@ -254,7 +256,7 @@ def move_rows_in_order(
         columns = tl.program_id(0) * STRIDE + offsets
         column_mask = (offsets < STRIDE) & (columns < DIM)
         for position in range(count):
-            id, _, is_head = ids_at(ids, position, count, IS_DENSE)
+            id, _, is_head = ids_at(ids, position, count, LAYOUT)
             if is_head:
                 at = tl.full([1, 1], position, tl.int64)
                 row_id = tl.full([1, 1], id, tl.int64)
@@ -264,7 +266,7 @@ def move_rows_in_order(
                     second_hash, second_width, second_units, second_book, second_borders, count,
                     first_row, at, row_id, at >= 0, columns, column_mask, FIRST_KIND, FIRST_FORM,
                     FIRST_MODE, FIRST_DEPTH, SECOND_KIND, SECOND_FORM, SECOND_MODE, SECOND_DEPTH,
-                    DIM, STRIDE, IS_DENSE, IS_MAXIMIZING, DECAYS, HAS_NESTEROV, HAS_ROOT, HAS_CLIP,
+                    DIM, STRIDE, LAYOUT, IS_MAXIMIZING, DECAYS, HAS_NESTEROV, HAS_ROOT, HAS_CLIP,
                     IS_RATIO, IS_STOCHASTIC,
                 )  # fmt: skip
                 if (SECOND_KIND == ROW_WISE) or IS_RAISED:

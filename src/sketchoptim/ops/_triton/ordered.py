@@ -16,14 +16,14 @@ from .words import bucket_of, mix
 def _add_to(
     entries, ids, order, partials, parameter, ledger, row_values, counters, words, width, count,
     first_row, row, part, PARTS: tl.constexpr, MOMENT: tl.constexpr, KIND: tl.constexpr,
-    FORM: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, IS_DENSE: tl.constexpr,
+    FORM: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, LAYOUT: tl.constexpr,
     IS_MAXIMIZING: tl.constexpr, DECAYS: tl.constexpr,
 ):  # fmt: skip
     """Adds rows, in ascending order, to those buckets of a hash row that are this part's."""
     offsets = tl.arange(0, BLOCK)[None, :]
     columns = tl.program_id(0) * BLOCK + offsets
     for position in range(count):
-        id, _, is_head = ids_at(ids, position, count, IS_DENSE)
+        id, _, is_head = ids_at(ids, position, count, LAYOUT)
         if is_head:
             mixed = mix((id + first_row).to(tl.int64))
             if bucket_of(words, row, mixed, width) % PARTS == part:
@@ -44,7 +44,7 @@ def _add_to(
                     mask = columns < DIM
                     x = gradient(
                         entries, ids, order, partials, parameter, ledger, count, at, row_id, one,
-                        columns, mask, DIM, IS_DENSE, IS_MAXIMIZING, DECAYS,
+                        columns, mask, DIM, LAYOUT, IS_MAXIMIZING, DECAYS,
                     )  # fmt: skip
                     if MOMENT == slots.SECOND:
                         x = x * x
@@ -59,10 +59,10 @@ def _add_to(
 @triton.jit(do_not_specialize=["count", "first_row", "first_width", "second_width"])
 def add_rows(
     entries, ids, order, partials, parameter, ledger, flag, row_values, first, first_hash,
-    first_width: tl.int64, second, second_hash, second_width: tl.int64, count,
+    first_width: tl.int64, second, second_hash, second_width: tl.int64, count: tl.int64,
     first_row: tl.int64, PARTS: tl.constexpr, FIRST_DEPTH: tl.constexpr,
     SECOND_DEPTH: tl.constexpr, SECOND_KIND: tl.constexpr, SECOND_FORM: tl.constexpr,
-    DIM: tl.constexpr, BLOCK: tl.constexpr, IS_DENSE: tl.constexpr, IS_MAXIMIZING: tl.constexpr,
+    DIM: tl.constexpr, BLOCK: tl.constexpr, LAYOUT: tl.constexpr, IS_MAXIMIZING: tl.constexpr,
     DECAYS: tl.constexpr,
 ):  # fmt: skip
     """Adds all rows to sketches of the linear form, and raises conservative bfloat16 counters.
@@ -78,7 +78,7 @@ def add_rows(
                 _add_to(
                     entries, ids, order, partials, parameter, ledger, row_values, first,
                     first_hash, first_width, count, first_row, row, part, PARTS, slots.FIRST,
-                    SKETCH, LINEAR, DIM, BLOCK, IS_DENSE, IS_MAXIMIZING, DECAYS,
+                    SKETCH, LINEAR, DIM, BLOCK, LAYOUT, IS_MAXIMIZING, DECAYS,
                 )  # fmt: skip
         if SECOND_DEPTH > 0:
             is_mine = (tl.program_id(2) == 1) & (row < SECOND_DEPTH)
@@ -88,20 +88,20 @@ def add_rows(
                 _add_to(
                     entries, ids, order, partials, parameter, ledger, row_values, second,
                     second_hash, second_width, count, first_row, row, part, PARTS, slots.SECOND,
-                    SECOND_KIND, SECOND_FORM, DIM, BLOCK, IS_DENSE, IS_MAXIMIZING, DECAYS,
+                    SECOND_KIND, SECOND_FORM, DIM, BLOCK, LAYOUT, IS_MAXIMIZING, DECAYS,
                 )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["count", "first_row", "second_width"])
 def move_by_row(
-    ids, ledger, flag, row_values, second, second_hash, second_width: tl.int64, count,
+    ids, ledger, flag, row_values, second, second_hash, second_width: tl.int64, count: tl.int64,
     first_row: tl.int64, SECOND_FORM: tl.constexpr, SECOND_MODE: tl.constexpr,
-    SECOND_DEPTH: tl.constexpr, IS_DENSE: tl.constexpr,
+    SECOND_DEPTH: tl.constexpr, LAYOUT: tl.constexpr,
 ):  # fmt: skip
     """Moves a sketch by row of the paper or bucket form, one row after the other."""
     if tl.load(flag) == 0:
         for position in range(count):
-            id, _, is_head = ids_at(ids, position, count, IS_DENSE)
+            id, _, is_head = ids_at(ids, position, count, LAYOUT)
             if is_head:
                 at = tl.full([1, 1], position, tl.int64)
                 hashed = tl.full([1, 1], id, tl.int64) + first_row

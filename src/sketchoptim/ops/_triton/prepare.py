@@ -5,7 +5,18 @@ import triton.language as tl
 
 from . import slots
 from .moments import CONSERVATIVE, LINEAR, ROW_SKETCH, ROW_WISE, delta, estimate
-from .rows import ID_BITS, PIECE, any_of, gradient, id_at, ids_at, piece_sum, positions, run_start
+from .rows import (
+    PIECE,
+    REPEATED,
+    UNIQUE,
+    any_of,
+    gradient,
+    id_at,
+    ids_at,
+    piece_sum,
+    positions,
+    run_start,
+)
 from .words import mix, splitmix64, store_nearest
 
 # Corrections of a step's numbers by its number: none, Adam's, Adagrad's.
@@ -13,6 +24,20 @@ PLAIN = tl.constexpr(0)
 BIAS_BEFORE_EPS = tl.constexpr(1)
 BIAS_AFTER_EPS = tl.constexpr(2)
 RATE_DECAY = tl.constexpr(3)
+
+
+@triton.jit(do_not_specialize=["count", "row_count", "least_id"])
+def collect_keys(
+    ids, keys, count: tl.int64, row_count: tl.int64, least_id: tl.int64, BLOCK: tl.constexpr
+):
+    """Writes the keys by which ids are sorted: ids that begin at `least_id`, in fewer bits.
+
+    An id outside the table becomes the first one behind it.
+    """
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    id = tl.load(ids + at, mask=at < count, other=0)
+    id = tl.where((id < 0) | (id >= row_count), row_count, id) + least_id
+    tl.store(keys + at, id.to(keys.dtype.element_ty), mask=at < count)
 
 
 @triton.jit
@@ -104,7 +129,7 @@ def _sum_pieces(
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Sums the pieces of long runs that start at given positions, but for each run's first."""
-    id, is_inside, _ = ids_at(ids, at, count, False)
+    id, is_inside, _ = ids_at(ids, at, count, REPEATED)
     is_deep = is_inside & (at >= PIECE)
     is_deep = is_deep & (id_at(ids, at - PIECE, is_deep) == id)
     if any_of(is_deep):
@@ -129,7 +154,7 @@ def _sum_pieces(
     ]
 )  # fmt: skip
 def begin(
-    ledger, flag, entries, ids, order, partials, count,
+    ledger, flag, entries, ids, order, partials, count: tl.int64,
     expected_step: tl.int64, weights_key: tl.int64, step_size: tl.int64, second_root: tl.int64,
     clip: tl.int64, first_beta: tl.int64, second_beta: tl.int64, eps: tl.int64,
     weight_decay: tl.int64, shrink: tl.int64, nesterov: tl.int64, first_weight: tl.int64,
@@ -160,23 +185,23 @@ def begin(
         _sum_pieces(entries, ids, order, partials, count, at, DIM, STRIDE, BLOCK)
 
 
-@triton.jit(do_not_specialize=["count", "row_count", "first_row", "second_width"])
+@triton.jit(do_not_specialize=["count", "row_count", "first_row", "least_id", "second_width"])
 def inspect(
     entries, ids, order, partials, parameter, ledger, flag, row_values,
-    second, second_hash, second_width: tl.int64, count, row_count: tl.int64, first_row: tl.int64,
+    second, second_hash, second_width: tl.int64, count: tl.int64, row_count: tl.int64,
+    first_row: tl.int64, least_id: tl.int64,
     DIM: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
-    IS_DENSE: tl.constexpr, IS_MAXIMIZING: tl.constexpr, DECAYS: tl.constexpr,
+    LAYOUT: tl.constexpr, IS_MAXIMIZING: tl.constexpr, DECAYS: tl.constexpr,
     LARGEST: tl.constexpr, IS_CHECKED: tl.constexpr, SECOND_KIND: tl.constexpr,
     SECOND_FORM: tl.constexpr, SECOND_MODE: tl.constexpr, SECOND_DEPTH: tl.constexpr,
     SECOND_FORGETS: tl.constexpr,
 ):  # fmt: skip
     """Raises the flag for bad ids and values; writes the mean squares of rows, or their targets."""
     at = positions(tl.program_id(0), ROWS)
-    id, is_inside, is_head = ids_at(ids, at, count, IS_DENSE)
-    is_row = (id >= 0) & (id < row_count)
-    if not IS_DENSE:  # what is above an id's bits is the number of the table, 0 if there is one
-        above = tl.load(ids + at, mask=is_inside, other=0) >> ID_BITS
-        is_row = is_row & (above == tl.program_id(1))
+    id, is_inside, is_head = ids_at(ids, at, count, LAYOUT)
+    is_row = (id >= least_id) & (id < least_id + row_count)
+    if LAYOUT == UNIQUE:  # by a flag of the gradient, which may be wrong
+        is_row = is_row & ((at == 0) | (id_at(ids, at - 1, is_inside & (at > 0)) < id))
     if any_of(is_inside & ~is_row):
         tl.atomic_or(flag, slots.BAD_IDS)
     mask = is_head & is_row
@@ -187,7 +212,7 @@ def inspect(
         column_mask = (offsets < STRIDE) & (columns < DIM)
         g = gradient(
             entries, ids, order, partials, parameter, ledger, count, at, id, mask, columns,
-            column_mask, DIM, IS_DENSE, IS_MAXIMIZING, DECAYS,
+            column_mask, DIM, LAYOUT, IS_MAXIMIZING, DECAYS,
         )  # fmt: skip
         square = g * g
         if IS_CHECKED:  # no sum of squares within the bound is infinite; NaN is not within it

@@ -1,6 +1,7 @@
 """The rows of a step in Triton: which positions head a row, and the gradient of each row.
 
-A sparse gradient comes as its ids, sorted stably, and the order that sorts them. Equal ids are
+A gradient has one of three layouts. DENSE: a position is a row. UNIQUE: ids that ascend strictly,
+as coalesced ones do. REPEATED: ids, sorted stably, and the order that sorts them. Equal ids are
 neighbours, a run; the first position of a run is its head and stands for the row. No positions are
 counted or compacted, so the host need not know how many rows there are. A run is summed in pieces
 of `PIECE` entries: the first piece by the head, the others beforehand by `begin`, in parallel.
@@ -16,10 +17,9 @@ import triton.language as tl
 from .slots import WEIGHT_DECAY, number
 
 PIECE = tl.constexpr(32)
-# Ids of several tables are sorted together, with the number of the table above these bits. A
-# negative id becomes one that no table has.
-ID_BITS = tl.constexpr(40)
-ID_MASK = tl.constexpr(2**40 - 1)
+DENSE = tl.constexpr(0)
+UNIQUE = tl.constexpr(1)
+REPEATED = tl.constexpr(2)
 
 
 @triton.jit
@@ -36,16 +36,18 @@ def any_of(mask):
 
 @triton.jit
 def id_at(ids, at, mask):
-    """The row ids at positions of the sorted list."""
-    return tl.load(ids + at, mask=mask, other=0) & ID_MASK
+    """The row ids at positions of the sorted list, int64."""
+    return tl.load(ids + at, mask=mask, other=0).to(tl.int64)
 
 
 @triton.jit
-def ids_at(ids, at, count, IS_DENSE: tl.constexpr):
+def ids_at(ids, at, count, LAYOUT: tl.constexpr):
     """The ids of positions, whether these are within the gradient, and whether they are heads."""
     is_inside = at < count
-    if IS_DENSE:
+    if LAYOUT == DENSE:
         return at, is_inside, is_inside
+    elif LAYOUT == UNIQUE:
+        return id_at(ids, at, is_inside), is_inside, is_inside
     else:
         id = id_at(ids, at, is_inside)
         before = id_at(ids, at - 1, is_inside & (at > 0))
@@ -82,10 +84,10 @@ def piece_sum(entries, ids, order, count, at, id, mask, columns, column_mask, DI
 @triton.jit
 def row_sum(
     entries, ids, order, partials, count, at, id, mask, columns, column_mask,
-    DIM: tl.constexpr, IS_DENSE: tl.constexpr,
+    DIM: tl.constexpr, LAYOUT: tl.constexpr,
 ):  # fmt: skip
     """The summed entries of the rows at given heads, [rows, columns], float32."""
-    if IS_DENSE:
+    if LAYOUT != REPEATED:
         pointers = entries + at * DIM + columns
         return tl.load(pointers, mask=mask & column_mask, other=0.0).to(tl.float32)
     else:
@@ -103,11 +105,11 @@ def row_sum(
 @triton.jit
 def gradient(
     entries, ids, order, partials, parameter, ledger, count, at, id, mask, columns, column_mask,
-    DIM: tl.constexpr, IS_DENSE: tl.constexpr, IS_MAXIMIZING: tl.constexpr, DECAYS: tl.constexpr,
+    DIM: tl.constexpr, LAYOUT: tl.constexpr, IS_MAXIMIZING: tl.constexpr, DECAYS: tl.constexpr,
 ):  # fmt: skip
     """The gradients of rows as they reach the moments."""
     g = row_sum(
-        entries, ids, order, partials, count, at, id, mask, columns, column_mask, DIM, IS_DENSE
+        entries, ids, order, partials, count, at, id, mask, columns, column_mask, DIM, LAYOUT
     )
     if IS_MAXIMIZING:
         g = -g
