@@ -106,6 +106,10 @@ class Grid:
         return {name: round(best * factor, 7) for name, factor in FACTORS.items()}
 
 
+@app.callback()
+def _commands() -> None: ...
+
+
 def _commit() -> str:
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
