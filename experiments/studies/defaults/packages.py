@@ -4,6 +4,7 @@ They are not among the requirements of the experiments. RecBole ships ml-100k, p
 Kinships; the graph for Node2Vec is drawn, since PyTorch Geometric's own must be downloaded.
 """
 
+import contextlib
 import importlib
 import logging
 import tempfile
@@ -36,7 +37,8 @@ def recbole_bpr(method: str, rates: Rates, seed: int, *, epochs: int = 20) -> Re
     data: Any = importlib.import_module("recbole.data")
     tools: Any = importlib.import_module("recbole.utils")
     path = Path(str(package.__file__)).parent / "dataset_example"
-    with tempfile.TemporaryDirectory() as folder:
+    # RecBole also writes its own logs into the working directory.
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         config = config_of(
             model="BPR",
             dataset="ml-100k",

@@ -21,6 +21,8 @@ class Task(NamedTuple):
         metric: The name of the result.
         is_loss: Whether less is better.
         rates: Of the tables, that are tried for Adam, from the least to the largest.
+        rest: The rate of all else, if there is any.
+        rows: Of each table.
     """
 
     run: Callable[[str, Rates, int], Result]
@@ -28,4 +30,4 @@ class Task(NamedTuple):
     is_loss: bool
     rates: tuple[float, ...]
     rest: float
-    """The rate of all else, where there is any."""
+    rows: tuple[int, ...]
