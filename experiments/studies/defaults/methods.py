@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -9,6 +10,9 @@ from torch import nn
 
 import sketchoptim as so
 
+from .scaled import ScaledAdam, ScaledAdamW
+
+_SCALED = re.compile(r" scaled( \d*\.?\d+)?$")
 _SKETCH = re.compile(r"(?P<ratio>[\d/]+)( at least (?P<floor>\d+))?( columns)?$")
 
 
@@ -17,7 +21,9 @@ def memory(method: str, rows: int) -> so.Memory:
 
     "adam", "lean", "row-wise", "no-first" (exact second moments), or the number of counters over
     the number of rows: "1/8", "1/8 at least 4096". "row-wise" and counters also with "columns".
+    " scaled" at the end, also with a factor for dense gradients, is for `build`.
     """
+    method = _SCALED.sub("", method)
     columns = method.endswith(" columns")
     if method.removesuffix(" columns") == "row-wise":
         return so.Memory(second=so.RowWise(columns=columns))
@@ -65,7 +71,11 @@ def build(
     rest = [(name, it) for name, it in named.items() if name not in set(tables)]
     if rest:
         groups.append({"params": rest, "memory": "exact", "lr": rates.rest})
-    return (so.AdamW if is_decoupled else so.Adam)(groups, lr=rates.tables)
+    kind: Any = so.AdamW if is_decoupled else so.Adam
+    if scaled := _SCALED.search(method):
+        kind = partial(ScaledAdamW if is_decoupled else ScaledAdam, dense=float(scaled[1] or 1))
+    optimizer: so.Adam = kind(groups, lr=rates.tables)
+    return optimizer
 
 
 def scale_rates_(optimizer: torch.optim.Optimizer, factor: float) -> None:

@@ -45,15 +45,15 @@ class Run(NamedTuple):
     """One training run, by what tells it from others."""
 
     task: str
-    memories: tuple[Any, ...]
-    """Of the tables. Methods that give them the same memories are the same run."""
+    method: tuple[Any, ...]
+    """The memory of each table, and how it is scaled: names that mean the same are the same run."""
     rate: float
     seed: int
 
     @classmethod
     def of(cls, task: str, method: str, rate: float, seed: int) -> "Run":
-        memories = tuple(memory(method, rows) for rows in TASKS[task].rows)
-        return cls(task, memories, rate, seed)
+        memories = (memory(method, rows) for rows in TASKS[task].rows)
+        return cls(task, (*memories, method.partition("scaled")[1:]), rate, seed)
 
 
 class Grid:
