@@ -42,6 +42,17 @@ BAD_SKETCHED = [
     ({"fold_at": (5, 9), "width": 6}, ValueError, "width must be a multiple of 4 to fold 2 times"),
     ({"dtype": torch.float16}, ValueError, "dtype must be torch.float32 or torch.bfloat16, got"),
     ({"seed": 0.5}, TypeError, "seed must be an int, got 0.5"),
+    ({"array_below": -1}, ValueError, "array_below must be >= 0, got -1"),
+    (
+        {"array_below": 9, "granularity": "element"},
+        ValueError,
+        'array_below needs granularity="row", got granularity="element"',
+    ),
+    (
+        {"array_below": 9, "clean_every": 5, "clean_by": 0.5},
+        ValueError,
+        "array_below needs clean_every=None, got clean_every=5",
+    ),
 ]
 
 # What Memory refuses: options, error, message.

@@ -47,6 +47,10 @@ class Storage:
         """The storage in a few words; `width` is that of live counters, where there are any."""
         raise NotImplementedError
 
+    def for_rows(self, rows: int) -> "Storage":
+        """What it is for a table with so many rows: itself, or a smaller storage."""
+        return self
+
     def unsuitable_for_first(self) -> str | None:
         """Why it cannot hold a first moment, which is signed and has a number for each column."""
         return None
@@ -180,6 +184,9 @@ class Sketched(Storage):
             ``g_ij^2 / mean_j(g_ij^2)``, in which every row weighs alike, divided by its own mean;
             the sketch keeps the mean over a row of g_ij^2 over these factors
             (`moments/_columns.py` has the formulas). For tables whose columns differ in size.
+        array_below: By row only: tables with fewer rows than this keep a number for each row, as
+            `RowWise` does, and no counters. There a step touches most rows, nearly every counter
+            holds the largest number of the table, and there is little to save.
         seed: Of the hash; under one seed parameters of different names have different hash words.
 
     A sketch shrinks but never grows: halving adds two neighbours, whose sum does not tell them.
@@ -201,6 +208,7 @@ class Sketched(Storage):
     dtype: torch.dtype = torch.float32
     seed: int = 0
     columns: bool = False
+    array_below: int = 0
 
     collides: ClassVar[bool] = True
 
@@ -215,6 +223,7 @@ class Sketched(Storage):
                 f'columns=True needs granularity="row", got granularity="{self.granularity}": a '
                 "sketch by element keeps a number for each column already"
             )
+        self._check_array()
         if self.conservative and self.decay != "linear":
             raise ValueError(
                 f'conservative needs decay="linear", got decay="{self.decay}": '
@@ -226,6 +235,21 @@ class Sketched(Storage):
         self._check_cleaning()
         self._check_folding()
         self._check_size()
+
+    def _check_array(self) -> None:
+        check_int("array_below", self.array_below, least=0)
+        if not self.array_below:
+            return
+        if self.granularity != "row":
+            raise ValueError(
+                f'array_below needs granularity="row", got granularity="{self.granularity}"; '
+                "give tables with few rows a group with Exact()"
+            )
+        if self.clean_every is not None:
+            raise ValueError(
+                f"array_below needs clean_every=None, got clean_every={self.clean_every}: "
+                "an array is not cleaned"
+            )
 
     def _check_size(self) -> None:
         if self.ratio is not None and self.width is not None:
@@ -272,6 +296,9 @@ class Sketched(Storage):
                     "give fold_at or fold_when, not both; "
                     f"got fold_at={self.fold_at}, fold_when={self.fold_when}"
                 )
+
+    def for_rows(self, rows: int) -> Storage:
+        return RowWise(columns=self.columns) if rows < self.array_below else self
 
     def describe(self, width: int | None = None) -> str:
         width = self.width if width is None else width

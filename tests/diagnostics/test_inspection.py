@@ -28,7 +28,7 @@ def test_bytes_are_those_of_the_memory_report(plan, tmp_path):
     assert found.state_bytes == so.memory_report(optimizer).state_bytes
     for moment in found.moments:
         assert moment.steps == 3
-        is_sketch = " x " in moment.storage
+        is_sketch = moment.storage.startswith("by ")
         assert (moment.rows_per_bucket is not None) == is_sketch
         assert (moment.error is not None) == is_sketch
     assert f"{found.state_bytes:,}" in str(found).splitlines()[-1]

@@ -149,6 +149,17 @@ def test_linear_second_moments_by_row_equal_exact_ones(name, form, kind):
 
 
 @pytest.mark.parametrize("kind", STREAMS)
+@pytest.mark.parametrize("name", SECOND_ONLY)
+@pytest.mark.parametrize("columns", [False, True])
+def test_a_table_of_few_rows_steps_as_row_wise_ones(columns, name, kind):
+    few, many = (so.Sketched(columns=columns, array_below=SHAPE[0] + more) for more in (1, 0))
+    options = SECOND_ONLY[name]
+    expected = run(name, so.Memory(None, so.RowWise(columns=columns)), kind, options)
+    assert torch.equal(run(name, so.Memory(None, few), kind, options), expected)
+    assert not torch.equal(run(name, so.Memory(None, many), kind, options), expected)
+
+
+@pytest.mark.parametrize("kind", STREAMS)
 @pytest.mark.parametrize("form", ["linear", "paper", "bucket"])
 @pytest.mark.parametrize("momentum", MOMENTA)
 def test_sketched_momentum_equals_exact_momentum(momentum, form, kind):

@@ -185,6 +185,9 @@ def _memories() -> dict[str, str | so.Memory]:
     one = dataclasses.replace(one, dtype=torch.bfloat16)
     named["conservative, cleaned and folded, bfloat16"] = so.Memory(second=one)
     named["columns"] = so.Memory(second=_sketched(conservative=True, columns=True))
+    # The one table of the model has more rows, the other one fewer.
+    one = _sketched(conservative=True, columns=True, array_below=ROWS)
+    named["columns, few rows"] = so.Memory(second=one)
     named["columns, row-wise"] = so.Memory(second=so.RowWise(columns=True))
     one = _sketched(columns=True, fold_at=(2, 5), clean_every=3, clean_by=0.5)
     named["columns, cleaned and folded"] = so.Memory(second=one)

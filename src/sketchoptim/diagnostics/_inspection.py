@@ -232,4 +232,4 @@ def _checked_moment(
     damage = moments.state_damage(storage, name, table, tensors)
     if damage is not None:
         raise ValueError(f"the {name} moment of {parameter} is damaged: {damage}")
-    return moments.open_moment(storage, name, tensors)
+    return moments.open_moment(storage.for_rows(table.rows), name, tensors)

@@ -62,7 +62,8 @@ __all__ = [
 
 def declare(storage: Storage, name: Name, table: Table, fill: float = 0.0) -> tuple[Part, ...]:
     """The parts of a moment in this storage whose every estimate starts as `fill`."""
-    return _class_of(storage).declare(storage, name, table, fill)
+    kept = storage.for_rows(table.rows)
+    return _class_of(kept).declare(kept, name, table, fill)
 
 
 def create(storage: Storage, name: Name, table: Table, fill: float = 0.0) -> Parts:
@@ -91,7 +92,7 @@ def _fresh(part: Part, table: Table) -> Tensor:
 def open_moment(
     storage: Storage, name: Name, tensors: Parts, *, held: range | None = None
 ) -> Moment:
-    """The moment over tensors that `create` made.
+    """The moment over tensors that `create` made, in the storage that the table has (`for_rows`).
 
     Where this process holds some rows of a larger table, rows keep their numbers within the part
     that it holds; sketches hash the numbers that they have in the table.
@@ -145,6 +146,7 @@ def copy_saved(storage: Storage, name: Name, table: Table, saved: Parts) -> Part
 def _matching_parts(
     storage: Storage, name: Name, table: Table, tensors: dict[str, Any]
 ) -> tuple[Part, ...] | None:
+    storage = storage.for_rows(table.rows)
     fill = 0.0 if _class_of(storage).starts_from_zero(tensors) else 1.0
     parts = declare(storage, name, table, fill)
     return parts if {part.name for part in parts} == tensors.keys() else None

@@ -228,10 +228,12 @@ def fresh_state(
 def open_moments(storages: dict[Name, Storage], state: State, held: range | None) -> Moments:
     """The moments over the tensors of a state; None for one that it does not have."""
     found: dict[Name, Moment] = {}
+    shape = state["shape"].tolist()
     for name, storage in storages.items():
         tensors: Parts = _state.parts_of(state, name)
         if tensors:  # SGD's momentum may have been switched on since the last step
-            found[name] = moments.open_moment(storage, name, tensors, held=held)
+            kept = storage.for_rows(shape[0] if shape else 1)
+            found[name] = moments.open_moment(kept, name, tensors, held=held)
     return Moments(found.get("first"), found.get("second"))
 
 
