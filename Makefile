@@ -52,9 +52,11 @@ test-ptx-quick: setup $(TRITON)/.up-to-date
 	$(ON_TRITON) SKETCHOPTIM_PTX=sm_80 $(BIN)/pytest $(EXECUTED)/test_gpu_refusals.py $(EXECUTED)/test_gpu_together.py
 
 # The C++ kernels on 64-bit ARM, emulated: golden vectors, and the comparison with the reference. It
-# takes half an hour; .ci/aarch64 has what it needs of the system.
+# takes a quarter of an hour; .ci/aarch64 has what it needs of the system. The test that is left out
+# starts a process, which an emulator of one process does not emulate.
 test-aarch64: setup
-	bash .ci/aarch64 $(BIN)/python tests/test_hashing.py tests/test_rounding.py tests/ops
+	bash .ci/aarch64 $(BIN)/python tests/test_hashing.py tests/test_rounding.py tests/ops \
+	  --deselect tests/ops/test_native_loading.py::test_a_program_that_requires_the_library_ends_without_it
 
 $(TRITON)/.up-to-date: constraints.txt | setup
 	rm -rf $(TRITON)
