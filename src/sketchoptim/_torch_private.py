@@ -14,6 +14,8 @@ from torch.optim import optimizer as _torch_optimizer
 from ._validation import check_storage
 
 __all__ = [
+    "active_ddp_module",
+    "after_backward",
     "after_load",
     "after_state_dict",
     "before_load",
@@ -26,7 +28,9 @@ __all__ = [
     "linear_by_onednn",
     "mark_as_stepped_",
     "plain_torch_function",
+    "version_of",
     "was_stepped",
+    "without_torch_function",
     "wrapper_tensor",
 ]
 
@@ -84,7 +88,15 @@ def linear_by_onednn(input: Tensor, weight: Tensor) -> Tensor | None:
 # A tensor subclass whose results are not converted to that subclass.
 plain_torch_function = torch._C._disabled_torch_function_impl
 
+# A context in which subclasses of tensors are taken as they are.
+without_torch_function = torch._C.DisableTorchFunctionSubclass
+
 _TensorKind = TypeVar("_TensorKind", bound=Tensor)
+
+
+def version_of(tensor: Tensor) -> int:
+    """How often a tensor was modified in place; 0 if it cannot be."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def wrapper_tensor(kind: type[_TensorKind], like: Tensor, device: torch.device) -> _TensorKind:
@@ -96,8 +108,18 @@ def wrapper_tensor(kind: type[_TensorKind], like: Tensor, device: torch.device) 
 
 
 # -- DistributedDataParallel ---------------------------------------------------------------------
-# Without this name: register a communication hook that leaves out the gradients of these
-# parameters.
+# Without these names: register a communication hook that leaves out the gradients of these
+# parameters, and exchange them in it.
+
+
+def active_ddp_module() -> torch.nn.parallel.DistributedDataParallel | None:
+    """The module whose forward pass is under way; None if there is none."""
+    return torch.nn.parallel.DistributedDataParallel._active_ddp_module
+
+
+def after_backward(function: Callable[[], None]) -> None:
+    """Calls a function when the backward pass that is under way has ended, in the same thread."""
+    torch.autograd.Variable._execution_engine.queue_callback(function)
 
 
 def ignored_by_ddp(module: torch.nn.Module) -> set[str]:

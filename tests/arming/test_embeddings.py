@@ -194,7 +194,7 @@ def test_the_result_prints_what_was_done():
     )
     expected = (
         "1 layer with deferred gradients\n"
-        "  table  Embedding, 2,000 x 4, sparse\n"
+        "  table  Embedding, 2,000 x 4, sparse gradient\n"
         "1 left alone\n"
         "  normed  max_norm modifies the weight in the forward pass"
     )

@@ -1,9 +1,10 @@
 """Deferred gradients for the layers of a model that exists."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from .._torch_private import ignored_by_ddp
@@ -11,7 +12,12 @@ from .._validation import PLAIN_TENSORS, is_dtensor
 from .._warning import warn
 from ..deferred import DeferredGradient
 from ._embeddings import ArmedEmbedding, ArmedEmbeddingBag, ArmedTable
+from ._heads import ArmedLinear
 from ._layers import ArmedLayer, arm_, disarm_, replaces_forward
+from ._replicas import replicated_layers
+
+# A linear layer with fewer outputs is an output head only if something says so.
+_MIN_CLASSES = 1000
 
 
 @dataclass
@@ -33,7 +39,7 @@ class Deferral:
         return "\n".join(lines)
 
 
-def defer_gradients(model: nn.Module) -> Deferral:
+def defer_gradients(model: nn.Module, *, heads: Iterable[str] = ()) -> Deferral:
     """Makes the gradients of a model's tables deferred, in place; returns what was done.
 
     `weight.grad` of these layers then is a `DeferredGradient`, which the optimizers of this package
@@ -41,31 +47,47 @@ def defer_gradients(model: nn.Module) -> Deferral:
     alone. The training loop stays as it is: accumulation, clipping, `GradScaler`, schedulers,
     checkpoints and `state_dict()` do not change.
 
-    It arms `nn.Embedding` and `nn.EmbeddingBag`, sparse or dense, and the layers of
-    `sketchoptim.nn`.
+    It arms
+
+    - `nn.Embedding` and `nn.EmbeddingBag`, sparse or dense, and the layers of `sketchoptim.nn`;
+    - output heads: an `nn.Linear` that a model of transformers gives by `get_output_embeddings()`,
+      that shares its weight with an embedding, that has at least 1,000 outputs and as many as an
+      embedding has rows, or that is named in `heads`.
+
+    A head then returns deferred logits. `F.cross_entropy` turns them into the fused loss
+    `nn.linear_cross_entropy`, also after casts, views, slices of leading dimensions and soft caps.
+    Anything else that reads them computes them, with one warning.
 
     A layer changes by its class alone, so copies and pickles of the model are armed too. Call it
     before the model is wrapped by `DistributedDataParallel` or compiled. `materialize_gradients`
     undoes it.
 
-    >>> model = nn.Sequential(nn.Embedding(1000, 16, sparse=True), nn.Linear(16, 4))
+    Args:
+        model: Any module.
+        heads: Names of further `nn.Linear` layers whose results go to `F.cross_entropy`.
+
+    >>> model = nn.Sequential(nn.Embedding(1000, 16, sparse=True), nn.Linear(16, 1000))
     >>> defer_gradients(model)
-    1 layer with deferred gradients
-      0  Embedding, 1,000 x 16, sparse
+    2 layers with deferred gradients
+      0  Embedding, 1,000 x 16, sparse gradient
+      1  Linear, 1,000 x 16, logits and gradient
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
     _check_not_divided(model)
-    found = Deferral()
-    plans = list(_plans(model, found))
-    for name, layer, mixin in plans:
+    left_alone: dict[str, str] = {}
+    for layer, mixin in list(_plans(model, _heads(model, heads), left_alone)):
         arm_(layer, mixin)
-        found.armed[name] = _describe(layer)
-    if not found.armed:
-        reasons = "".join(f"; {name}: {why}" for name, why in found.left_alone.items())
+    armed = {
+        name: _describe(layer, model)
+        for name, layer in model.named_modules()
+        if isinstance(layer, ArmedLayer)
+    }
+    if not armed:
+        reasons = "".join(f"; {name}: {why}" for name, why in left_alone.items())
         warn(f"defer_gradients found no layer whose gradient it can defer{reasons}")
     ignored_by_ddp(model).update(_weight_names(model))
-    return found
+    return Deferral(armed, left_alone)
 
 
 def materialize_gradients(model: nn.Module) -> None:
@@ -79,10 +101,15 @@ def materialize_gradients(model: nn.Module) -> None:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
+    layers = [layer for layer in model.modules() if isinstance(layer, ArmedLayer)]
+    if set(layers).intersection(replicated_layers()):
+        raise ValueError(
+            "DistributedDataParallel has wrapped the model, and leaves parameters with deferred "
+            "gradients alone; call materialize_gradients before the model is wrapped"
+        )
     ignored_by_ddp(model).difference_update(_weight_names(model))
-    for layer in model.modules():
-        if isinstance(layer, ArmedLayer):
-            disarm_(layer)
+    for layer in layers:
+        disarm_(layer)
     for parameter in model.parameters():
         if isinstance(parameter.grad, DeferredGradient):
             parameter.grad = parameter.grad.to_plain()
@@ -91,26 +118,60 @@ def materialize_gradients(model: nn.Module) -> None:
 _MIXINS: tuple[type[ArmedLayer], ...] = (ArmedEmbedding, ArmedEmbeddingBag)
 
 
-def _plans(model: nn.Module, found: Deferral) -> Iterator[tuple[str, nn.Module, type[ArmedLayer]]]:
-    """The layers to arm, with how; notes in `found` those that are armed or are left alone."""
+def _plans(
+    model: nn.Module, heads: set[nn.Module], left_alone: dict[str, str]
+) -> Iterator[tuple[nn.Module, type[ArmedLayer]]]:
+    """The layers to arm, with how; notes why others are left alone."""
     for name, layer in model.named_modules():
-        if isinstance(layer, ArmedLayer):
-            found.armed[name] = _describe(layer)
-            continue
-        mixin = _mixin_for(layer)
-        if mixin is None:
+        mixin = ArmedLinear if layer in heads else _mixin_for(layer)
+        if mixin is None or isinstance(layer, ArmedLayer):
             continue
         reason = _unsupported_reason(layer, mixin)
         if reason is None:
-            yield name, layer, mixin
+            yield layer, mixin
         else:
-            found.left_alone[name] = reason
+            left_alone[name] = reason
 
 
 def _mixin_for(layer: nn.Module) -> type[ArmedLayer] | None:
     if isinstance(layer, nn.Embedding) and hasattr(layer, "read"):
         return ArmedTable
     return next((it for it in _MIXINS if isinstance(layer, it.armed_kind)), None)
+
+
+def _heads(model: nn.Module, names: Iterable[str]) -> set[nn.Module]:
+    """The linear layers whose results are logits."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    names = [names] if isinstance(names, str) else list(names)
+    wrong = [name for name in names if not isinstance(modules.get(name), nn.Linear)]
+    if wrong:
+        raise ValueError(
+            f"heads must be names of nn.Linear layers of the model, got {wrong}; see "
+            "model.named_modules()"
+        )
+    found = {modules[name] for name in names}
+    weights: set[Tensor | None] = set()
+    sizes: set[int] = set()
+    for module in modules.values():
+        if isinstance(module, nn.Embedding):
+            weights.add(module._parameters.get("weight"))
+            sizes.add(module.num_embeddings)
+        head: Any = getattr(module, "get_output_embeddings", None)  # of a model of transformers
+        if callable(head):
+            found.add(head())
+        own: Any = getattr(module, "table_parameters", None)  # of a layer of sketchoptim.nn
+        if own is not None and not getattr(module, "multi_label", False):
+            weights.update(own())
+    return {
+        module
+        for module in modules.values()
+        if isinstance(module, nn.Linear)
+        and (
+            module in found
+            or module._parameters.get("weight") in weights - {None}
+            or (module.out_features in sizes and module.out_features >= _MIN_CLASSES)
+        )
+    }
 
 
 def _unsupported_reason(layer: nn.Module, mixin: type[ArmedLayer]) -> str | None:
@@ -135,12 +196,20 @@ def _unsupported_reason(layer: nn.Module, mixin: type[ArmedLayer]) -> str | None
     return None
 
 
-def _describe(layer: nn.Module) -> str:
-    kind = layer.bare if isinstance(layer, ArmedLayer) else type(layer)
+def _describe(layer: ArmedLayer, model: nn.Module) -> str:
     weight = layer.get_parameter("weight")
     size = " x ".join(f"{size:,}" for size in weight.shape)
-    layout = "sparse" if getattr(layer, "sparse", False) else "dense"
-    return f"{kind.__name__}, {size}, {layout}"
+    if isinstance(layer, nn.Linear):
+        gradient = "logits and gradient"
+    else:
+        gradient = f"{'sparse' if getattr(layer, 'sparse', False) else 'dense'} gradient"
+    tied = [
+        name
+        for name, other in model.named_modules()
+        if other is not layer and other._parameters.get("weight") is weight
+    ]
+    shared = f", tied to {', '.join(tied)}" if tied else ""
+    return f"{layer.bare.__name__}, {size}, {gradient}{shared}"
 
 
 def _check_not_divided(model: nn.Module) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from .._torch_private import disable_dynamo, entries
 from ..deferred import DeferredGradient, Lookups
 from ._layers import ArmedLayer, is_trained, refuse_second_derivative
+from ._replicas import followed
 
 
 class ArmedEmbedding(ArmedLayer, nn.Embedding):
@@ -21,7 +22,7 @@ class ArmedEmbedding(ArmedLayer, nn.Embedding):
         if not is_trained(self.weight):
             return super().forward(input)
         rows: Tensor = _Lookup.apply(  # type: ignore[no-untyped-call]
-            self.weight, input, self.padding_idx, self.sparse
+            followed(self.weight), input, self.padding_idx, self.sparse
         )
         return rows
 
@@ -39,6 +40,13 @@ class _Lookup(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor) -> tuple[Any, ...]:
         refuse_second_derivative(ctx.weight)
         (ids,) = ctx.saved_tensors
+        if not ctx.is_sparse and upstream.numel() > ctx.weight.numel():
+            # The plain gradient is smaller than what it is made of.
+            padding_idx = -1 if ctx.padding_idx is None else ctx.padding_idx
+            plain = torch.ops.aten.embedding_dense_backward(
+                upstream, ids, ctx.weight.shape[0], padding_idx, False
+            )
+            return plain, None, None, None
         part = Lookups(
             ctx.weight,
             ids.reshape(-1),
@@ -64,7 +72,7 @@ class ArmedEmbeddingBag(ArmedLayer, nn.EmbeddingBag):
         if not is_trained(self.weight):
             return super().forward(input, offsets, per_sample_weights)
         pooled: Tensor = _Bags.apply(  # type: ignore[no-untyped-call]
-            self.weight, per_sample_weights, input, offsets, self
+            followed(self.weight), per_sample_weights, input, offsets, self
         )
         return pooled
 
@@ -136,7 +144,7 @@ class ArmedTable(ArmedLayer, nn.Embedding):
         """The weight, for what autograd follows."""
         if not is_trained(self.weight):
             return self.weight
-        read: Tensor = _Rows.apply(self.weight)  # type: ignore[no-untyped-call]
+        read: Tensor = _Rows.apply(followed(self.weight))  # type: ignore[no-untyped-call]
         return read
 
 

@@ -3,6 +3,7 @@
 from ._gradient import DeferredGradient, DeferredRows, is_row_sparse, plain_if_it_exists
 from ._lookups import Lookups
 from ._parts import Part, PlainRows, Reader, Scale
+from ._shared import SharedSum, gathered_lookups, joined_lookups
 
 __all__ = [
     "DeferredGradient",
@@ -12,6 +13,9 @@ __all__ = [
     "PlainRows",
     "Reader",
     "Scale",
+    "SharedSum",
+    "gathered_lookups",
     "is_row_sparse",
+    "joined_lookups",
     "plain_if_it_exists",
 ]

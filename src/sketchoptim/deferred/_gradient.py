@@ -87,7 +87,7 @@ class DeferredGradient(Tensor):
         is_sparse = all(part.is_sparse for part in parts)
         terms = tuple(Term(part) for part in parts)
         gradient = _wrapped(weight, _Content(terms, 1.0, is_sparse=is_sparse))
-        gradient._collapse_if_larger_()
+        gradient.collapse_if_larger_()
         return gradient
 
     # -- what a reader that knows it uses ------------------------------------------------------
@@ -299,7 +299,8 @@ class DeferredGradient(Tensor):
         content.terms, content.scale = (Term(plain),), 1.0
         return plain
 
-    def _collapse_if_larger_(self) -> None:
+    def collapse_if_larger_(self) -> None:
+        """Writes all rows down if the parts take more memory than they would."""
         if self._content.plain is None and self.nbytes > self.numel() * self.dtype.itemsize:
             self._collapse_()
 
@@ -481,7 +482,8 @@ def _add_(gradient: Any, other: Any, alpha: float = 1) -> Any:
         other = DeferredGradient(gradient, [Lookups(gradient, ids[0], values)])
     if isinstance(other, DeferredGradient) and not (gradient.exists or other.exists):
         _concatenate_(gradient._content, other._content, alpha)
-        gradient._collapse_if_larger_()
+        if not any(part.is_collective for part, _ in gradient.terms):
+            gradient.collapse_if_larger_()
         return gradient
     touched = None
     if isinstance(other, DeferredGradient) and gradient.is_row_sparse and other.is_row_sparse:

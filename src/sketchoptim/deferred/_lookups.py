@@ -56,15 +56,21 @@ class Lookups(Part):
         return _LookupReader(self)
 
     def entries(self) -> tuple[Tensor, Tensor]:
-        ids, values, factors = self.ids, self.output_gradient, self.factors()
-        if self.offsets is not None:
-            values = values[self.bags]
+        if self.offsets is None and self.padding_idx is None and self.lookup_weights is None:
+            return self.ids.long(), self.output_gradient.reshape(-1, *self.shape[1:])
+        ids, bags, factors = self.kept()
+        values = self.output_gradient[bags]
         if factors is not None:
             values = (values * factors[:, None]).to(self.dtype)
-        if self.padding_idx is not None:
-            is_kept = ids != self.padding_idx
-            ids, values = ids[is_kept], values[is_kept]
-        return ids.long(), values.reshape(-1, *self.shape[1:])
+        return ids, values.reshape(-1, *self.shape[1:])
+
+    def kept(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Ids, numbers of outputs and factors of the lookups that have a gradient, each ``[k]``."""
+        ids, bags, factors = self.ids.long(), self.bags, self.factors()
+        if self.padding_idx is None:
+            return ids, bags, factors
+        is_kept = ids != self.padding_idx
+        return ids[is_kept], bags[is_kept], None if factors is None else factors[is_kept]
 
     def check_ids(self) -> None:
         """Raises unless all ids are rows of the table."""

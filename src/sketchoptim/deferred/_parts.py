@@ -5,6 +5,8 @@ from typing import Any, ClassVar, Protocol, Self, TypeVar
 import torch
 from torch import Tensor
 
+from .._torch_private import version_of
+
 # On a CPU a number; elsewhere it may be a tensor of one element on the gradient's device, because
 # reading it would wait for the device.
 Scale = float | Tensor
@@ -40,6 +42,10 @@ class Part:
     """Attributes that are tensors, or None, which belong to the model."""
     block_rows: int | None = None
     """How many rows are best read at once; None: any number."""
+    is_shared: bool = False
+    """Whether replicas of the parameter in other processes have it too."""
+    is_collective: bool = False
+    """Whether all processes must read it together."""
 
     def __init__(self, weight: Tensor, *, is_sparse: bool) -> None:
         self.shape, self.dtype, self.device = weight.shape, weight.dtype, weight.device
@@ -99,7 +105,7 @@ class Part:
 
     def _current_versions(self) -> dict[str, int]:
         return {
-            name: 0 if tensor.is_inference() else tensor._version
+            name: version_of(tensor)
             for name, tensor in self._tensors(self.owned + self.borrowed).items()
         }
 
