@@ -223,7 +223,7 @@ def bench_command(
     ] = False,
     only: Annotated[
         list[str] | None,
-        typer.Option(help="A part: steps, scaling, training or tables; repeatable."),
+        typer.Option(help="A part: steps, scaling, training, tables or heads; repeatable."),
     ] = None,
     case: Annotated[
         list[str] | None,

@@ -1,8 +1,11 @@
 """What measured numbers depend on besides the code: the machine, its memory, the versions."""
 
+import ctypes
+import gc
 import os
 import platform
 import resource
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -29,10 +32,27 @@ def peak_memory_bytes() -> int:
     launched this program, of which it was a copy at first.
     """
     if _STATUS.exists():
-        for line in _STATUS.read_text(encoding="ascii").splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
+        return _status_bytes("VmHWM")
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def extra_memory_bytes(task: Callable[[], object]) -> int:
+    """The most memory that a task has resident beyond what is resident before it. Linux only.
+
+    Memory that was freed before is given back to the system first, so the task cannot reuse it
+    uncounted.
+    """
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    before = _status_bytes("VmRSS")
+    (_STATUS.parent / "clear_refs").write_text("5")  # the peak begins anew
+    task()
+    return _status_bytes("VmHWM") - before
+
+
+def _status_bytes(key: str) -> int:
+    lines = _STATUS.read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:"))
 
 
 def load_average() -> float:

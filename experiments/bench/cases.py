@@ -9,10 +9,12 @@ from typing import Literal, get_args
 
 from ..data import data_file, find_file
 
-Part = Literal["steps", "scaling", "training", "tables"]
+Part = Literal["steps", "scaling", "training", "tables", "heads"]
 Clock = Literal["wall", "cpu"]
 Axis = Literal["rows", "touched", "dim", "depth", "threads"]
 PARTS: tuple[Part, ...] = get_args(Part)
+# Without those that take half an hour.
+USUAL_PARTS: tuple[Part, ...] = ("steps", "scaling", "training", "tables")
 
 COUNTS_NAME = Path("lm1b") / "word_counts_i32.npy"
 
@@ -107,6 +109,26 @@ class TablesShape:
         return f"{size}, {self.batch:,} examples"
 
 
+@dataclass(frozen=True, kw_only=True)
+class HeadShape:
+    """A whole training step of a vocabulary head ``[rows, dim]`` under given hidden states.
+
+    Args:
+        rows: words.
+        dim: columns of the weight.
+        tokens: of a batch.
+        dtype: of weight and hidden states, a name of torch's.
+    """
+
+    rows: int
+    dim: int
+    tokens: int
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"head of {self.rows:,} x {self.dim} {self.dtype}, {self.tokens:,} tokens"
+
+
 WIKITEXT2 = Case(rows=33_278, dim=672, touched=700)
 WIKITEXT103 = Case(rows=267_735, dim=256, touched=8_192)
 LM1B_SMALL = Case(rows=793_471, dim=256, touched=4_096)
@@ -165,6 +187,13 @@ _CRITEO = (
     *(27, 14_992, 5_461_306, 10, 5_652, 2_173, 4, 7_046_547, 18, 15, 286_181, 105, 142_572),
 )
 
+HEADS = tuple(
+    HeadShape(rows=rows, dim=512, tokens=tokens, dtype=dtype)
+    for rows in (32_768, 131_072)
+    for tokens in (1_024, 4_096)
+    for dtype in ("float32", "bfloat16")
+)
+
 
 def criteo_tables(most_rows: int) -> TablesShape:
     """The 26 tables of a DLRM for Criteo's data, none larger than `most_rows`."""
@@ -182,6 +211,7 @@ class Settings:
         sweeps: how the time grows.
         training: whole training steps of a language model.
         tables: whole training steps of many tables.
+        heads: whole training steps of a vocabulary head.
         parts: which of these are run.
         threads: of torch and of the kernels; the sweep over threads has its own.
         clock: "wall" is the time that a user waits. "cpu" is processor time, which other processes
@@ -199,7 +229,8 @@ class Settings:
     sweeps: tuple[Sweep, ...] = SWEEPS
     training: tuple[TrainingShape, ...] = TRAINING
     tables: tuple[TablesShape, ...] = (criteo_tables(1_000_000),)
-    parts: tuple[Part, ...] = PARTS
+    heads: tuple[HeadShape, ...] = HEADS
+    parts: tuple[Part, ...] = USUAL_PARTS
     threads: int = 1
     clock: Clock = "wall"
     seconds: float = 1.0
@@ -234,6 +265,7 @@ class Settings:
             ),
             training=(TrainingShape(rows=100_000, dim=256, tokens=2_560, samples=1_024),),
             tables=(criteo_tables(100_000),),
+            heads=HEADS[:2],
             seconds=0.2,
             least=3,
         )

@@ -8,11 +8,20 @@ from sketchoptim.ops import _native
 
 _LEVELS = ("v4", "v3", "base")  # a machine has its own and all that follow
 _TORCH = "ATEN_CPU_CAPABILITY"
-# FBGEMM chooses among the kinds of AVX-512 itself, and has no level below AVX2.
+# FBGEMM chooses among the kinds of AVX-512 itself, and has no level below AVX2. oneDNN, which
+# multiplies for torch, reads a variable of its own.
 _VARIABLES: Mapping[str, Mapping[str, str]] = {
     "v4": {_TORCH: "avx512"},
-    "v3": {_TORCH: "avx2", "FBGEMM_ENABLE_INSTRUCTIONS": "AVX2"},
-    "base": {_TORCH: "default", "FBGEMM_ENABLE_INSTRUCTIONS": "AVX2"},
+    "v3": {
+        _TORCH: "avx2",
+        "FBGEMM_ENABLE_INSTRUCTIONS": "AVX2",
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+    },
+    "base": {
+        _TORCH: "default",
+        "FBGEMM_ENABLE_INSTRUCTIONS": "AVX2",
+        "ONEDNN_MAX_CPU_ISA": "SSE41",
+    },
 }
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from .cases import Settings
+from .heads import HeadResult
 from .runs import Comparison, FixedCost, SweepResult
 from .training import TrainingResult
 
@@ -26,6 +27,7 @@ class Report:
     scaling: list[SweepResult] = dataclasses.field(default_factory=list)
     training: list[list[TrainingResult]] = dataclasses.field(default_factory=list)
     tables: list[list[TrainingResult]] = dataclasses.field(default_factory=list)
+    heads: list[list[HeadResult]] = dataclasses.field(default_factory=list)
 
     @property
     def conditions(self) -> str:

@@ -11,6 +11,7 @@ from torch import nn
 
 from .cases import Axis, Case, Settings, Sweep
 from .gradients import Batch, WordFrequencies
+from .heads import HeadResult, train_heads
 from .measure import (
     CacheFlusher,
     Entrant,
@@ -219,6 +220,13 @@ class Bench:
         for shape in self.settings.tables:
             self.say(f"training steps: {shape}")
             yield train_tables(shape, self.settings, names, self.flusher)
+            gc.collect()
+
+    def heads(self) -> Iterator[list[HeadResult]]:
+        """Whole training steps of a vocabulary head."""
+        for shape in self.settings.heads:
+            self.say(f"training steps: {shape}")
+            yield train_heads(shape, self.settings)
             gc.collect()
 
     # -- shared ------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from .runs import Bench
 from .tables import (
     comparison_table,
     fixed_cost_table,
+    head_table,
     ratio_table,
     sweep_table,
     training_table,
@@ -101,6 +102,10 @@ def _measure(report: Report, frequencies: WordFrequencies, console: Console) -> 
             for results in bench.tables():
                 report.tables.append(results)
                 console.print(training_table(results, report, console))
+        if "heads" in settings.parts:
+            for heads in bench.heads():
+                report.heads.append(heads)
+                console.print(head_table(heads, report, console))
     if report.steps:
         console.print(ratio_table(report, console))
 

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from sketchoptim._formatting import readable_bytes
 
+from .heads import HeadResult
 from .measure import Timing
 from .methods import BASELINE, BY_NAME
 from .report import Report
@@ -110,6 +111,28 @@ def training_table(results: list[TrainingResult], report: Report, console: Conso
             row += [_milliseconds(result.optimizer.median), f"{ratio:.3f}"]
         rows.append(row)
     title = f"a whole training step: {results[0].shape}"
+    return _tables(title, columns, rows, report, console)
+
+
+def head_table(results: list[HeadResult], report: Report, console: Console) -> Group:
+    """One row for each method: time and memory of a whole step, over those of the first."""
+    columns = ["loss, optimizer", "step", "x plain", "least", "forward", "backward", "optimizer"]
+    columns += ["peak", "x plain", "bytes/weight"]
+    plain = results[0]
+    rows = [
+        [
+            it.title,
+            _milliseconds(it.total.median),
+            f"{it.ratio:.3f}",
+            f"{it.total.least / plain.total.least:.3f}",
+            *(_milliseconds(part.median) for part in (it.forward, it.backward, it.optimizer)),
+            f"{it.peak_bytes / 2**20:,.0f} MiB",
+            f"{it.peak_bytes / plain.peak_bytes:.3f}",
+            f"{it.bytes_a_weight:.3f}",
+        ]
+        for it in results
+    ]
+    title = f"a whole training step: {plain.shape}; peak beyond the resident model"
     return _tables(title, columns, rows, report, console)
 
 

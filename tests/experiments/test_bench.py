@@ -12,9 +12,12 @@ from rich.console import Console
 from torch import nn
 from typer.testing import CliRunner
 
-from experiments.bench import fbgemm, level, measure, methods, training
+from experiments import machine
+from experiments.bench import fbgemm, heads, level, measure, methods, training
 from experiments.bench.cases import (
+    PARTS,
     Case,
+    HeadShape,
     Point,
     Settings,
     Sweep,
@@ -54,6 +57,8 @@ TINY = Settings(
     ),
     training=(TrainingShape(rows=300, dim=8, tokens=40, samples=16),),
     tables=(TablesShape(rows=(300, 1, 7), dim=8, batch=20),),
+    heads=(HeadShape(rows=300, dim=8, tokens=20, dtype="float32"),),
+    parts=PARTS,
     seconds=0.0,
     least=2,
     batches=2,
@@ -86,6 +91,7 @@ def finished(tmp_path_factory):
     console = Console(record=True, width=150, file=io.StringIO())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fbgemm, "_modules", no_fbgemm)
+        patch.setattr(heads, "peak_bytes", lambda *_: 1 << 20)  # by processes of their own
         report = run_bench(
             TINY, counts=folder / "counts.npy", output=folder / "results", console=console
         )
@@ -134,6 +140,23 @@ def test_sweeps_leave_out_what_the_machine_or_the_choice_of_methods_does_not_hav
         ("threads", (1, 2)),
     ]
     assert set(report.scaling[0].timings) == {"sparse-adam", "lean"}
+
+
+def test_a_head_is_timed_and_its_gradient_counted(finished):
+    report, printed, _ = finished
+    (results,) = report.heads
+    assert [it.method for it in results] == list(heads.METHODS)
+    plain, *_, fused = results
+    assert plain.ratio == 1.0
+    assert fused.bytes_a_weight < plain.bytes_a_weight
+    assert "head of 300 x 8 float32, 20 tokens" in printed
+
+
+def test_extra_memory_is_that_of_the_task():
+    kept = torch.zeros(1 << 20)
+    extra = machine.extra_memory_bytes(lambda: torch.zeros(1 << 24).add_(1))
+    assert abs(extra - (1 << 26)) < 1 << 22  # Linux counts pages in batches
+    assert not kept.any()
 
 
 def test_a_training_step_is_split_into_its_parts(finished):
