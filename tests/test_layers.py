@@ -14,6 +14,7 @@ LAYERS = (
         "_bag_ids",
         "_files",
         "_formatting",
+        "_group_options",
         "_hashing",
         "_locks",
         "_names",
@@ -31,12 +32,12 @@ LAYERS = (
     {"storage"},
     {"deferred"},
     {"moments"},
+    {"_param_groups"},
     {"ops"},
     {"optim"},
     {"nn", "diagnostics", "torchrec"},
     {"arming"},
     {"planning"},
-    {"_param_groups"},
     {"_cli", "__main__"},
 )
 # The modules of optim/, in the order in which they may import each other.
@@ -44,7 +45,7 @@ OPTIM = (
     {"_shards", "_schedulers"},
     {"_checks", "_state", "_exchange"},
     {"_algorithm", "_clip"},
-    {"_binding"},
+    {"_binding", "_torch_step"},
     {"_step", "_row_blocks", "_blank_state", "_checkpoint"},
     {"_advice", "_counting"},
     {"base"},
@@ -61,7 +62,6 @@ ROOT = Path(sketchoptim.__file__).parent
 ROOMS = {path.name for path in ROOT.iterdir() if (path / "__init__.py").exists()}
 # Every import of a private module of another room.
 PRIVATE_IMPORTS = {
-    "sketchoptim._param_groups -> optim._advice",
     "sketchoptim.diagnostics._diagnose -> optim._binding",
     "sketchoptim.diagnostics._inspection -> optim._state",
     "sketchoptim.diagnostics._memory_report -> optim._shards",

@@ -211,6 +211,9 @@ def test_what_is_printed_are_the_bytes_that_training_measures():
         ),
         (lambda: so.param_groups(nn.ReLU()), ValueError, "must have a parameter that is trained"),
         (lambda: so.param_groups(Tied(), "small"), ValueError, "memory must be a Memory or one of"),
+        (lambda: so.param_groups(Tied(), memmory="lean"), TypeError, "did you mean 'memory'"),
+        (lambda: so.param_groups(Tied(), min_row=10), TypeError, "did you mean 'min_rows'"),
+        (lambda: so.param_groups(Tied(), xyzzy=10), TypeError, "takes no option 'xyzzy'$"),
     ],
 )
 def test_bad_arguments_are_refused(call, error, message):

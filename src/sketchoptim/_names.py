@@ -1,13 +1,15 @@
-"""Names of an optimizer's parameters."""
+"""Names of the parameters of an optimizer and of a model."""
 
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 # An attribute of a parameter: its name, for optimizers that are given parameters without names.
 NAME_ATTRIBUTE = "sketchoptim_name"
+
+_WRAPPERS = (nn.parallel.DistributedDataParallel, nn.DataParallel)
 
 
 def keyed_parameters(
@@ -41,3 +43,18 @@ def keys_of(optimizer: torch.optim.Optimizer) -> dict[Tensor, str | int]:
     for key, parameter, _ in keyed_parameters(optimizer):
         found.setdefault(parameter, key)
     return found
+
+
+def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters of a model that are not frozen, by name.
+
+    Names are those of the model itself, without what `torch.compile` or `DistributedDataParallel`
+    adds to them.
+    """
+    while isinstance(bare := getattr(model, "_orig_mod", model), _WRAPPERS):
+        model = bare.module
+    return {
+        name.replace("_orig_mod.", ""): parameter
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }

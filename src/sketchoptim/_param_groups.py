@@ -1,5 +1,6 @@
 """A whole model as parameter groups: its tables compressed, the rest as asked."""
 
+import inspect
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -7,11 +8,10 @@ from torch import Tensor, nn
 
 from . import moments
 from ._formatting import readable_bytes
-from ._names import NAME_ATTRIBUTE
+from ._group_options import KNOWN_OPTIONS, MIN_TABLE_ROWS, nearest_option
+from ._names import NAME_ATTRIBUTE, trained_parameters
 from ._validation import check_positive_int
 from .moments import Name, Table
-from .optim._advice import MIN_TABLE_ROWS
-from .planning import trained_parameters
 from .storage import PRESETS, Memory
 
 _ADAM: tuple[Name, ...] = ("first", "second")
@@ -110,6 +110,7 @@ def param_groups(
       0.weight  50,000 x 64  v by row, ratio 0.125
     2 other parameters: 33.28 KB of state
     """
+    _check_table_options(table_options)
     found = find_tables(model, min_rows, tables=tables)
     kept = Memory.of(memory), Memory.of(rest)
     groups: dict[tuple[bool, bool], dict[str, Any]] = {}
@@ -127,6 +128,16 @@ def param_groups(
     if not groups:
         raise ValueError("the model must have a parameter that is trained, got none")
     return ParamGroups([groups[key] for key in sorted(groups, reverse=True)], tables=set(found))
+
+
+def _check_table_options(options: Collection[str]) -> None:
+    """Raises unless all are options of a group; those of a user's own optimizers are known too."""
+    own = inspect.signature(param_groups).parameters.keys() - {"table_options"}
+    for name in options:
+        if name not in KNOWN_OPTIONS:
+            nearest = nearest_option(name, {*own, *KNOWN_OPTIONS})
+            remedy = f"; did you mean {nearest!r}?" if nearest else ""
+            raise TypeError(f"param_groups() takes no option {name!r}{remedy}")
 
 
 class ParamGroups(list[dict[str, Any]]):

@@ -66,11 +66,34 @@ def test_folding_is_seen():
     assert before - after == 3 * 16 * tiny_runs.DIM * 4
 
 
-def test_before_the_first_gradient_there_is_no_state():
-    report = so.memory_report(Run.start(PRESET_PLANS["lean"]).optimizer)
-    assert report.state_bytes == 0
-    assert report.exact_bytes > 0
-    assert report.ratio == 0.0
+@tiny_runs.each(PLANS)
+def test_before_the_first_step_the_bytes_are_those_after_it(plan):
+    run = Run.start(plan)
+    run.backward(batches(1)[0])
+    before = so.memory_report(run.optimizer)
+    run.optimizer.step()
+    assert so.memory_report(run.optimizer) == before
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_model_without_gradients_is_reported_as_its_groups_will_keep_it(device):
+    with torch.device(device):
+        model = nn.Sequential(nn.Embedding(4000, 8), nn.Linear(8, 8))
+    report = so.memory_report(so.Adam(model))
+    assert [it.state_bytes for it in report.parameters] == [3 * 166 * 4 + 3 * 4 * 8 + 4, 512, 64]
+
+
+def test_without_a_gradient_sparse_ones_are_assumed_for_what_is_shaped_like_a_table():
+    table, layer = nn.Embedding(4000, 8, sparse=True), nn.Linear(8, 8)
+    optimizer = so.Adam([*table.parameters(), *layer.parameters()])
+    report = so.memory_report(optimizer)
+    *_, note = str(report).splitlines()
+    assert note == "sparse gradients assumed, dense ones make exact state: parameter 0"
+    layer(table(torch.tensor([3]))).sum().backward()
+    optimizer.step()
+    after = so.memory_report(optimizer)
+    assert after.state_bytes == report.state_bytes
+    assert "assumed" not in str(after)
 
 
 def test_a_table_that_is_frozen_after_training_keeps_its_state_as_exact_storage_would():

@@ -1,5 +1,6 @@
 """Contract 8: bad options, memories and groups raise, say what is wrong, and change nothing."""
 
+import inspect
 import math
 from typing import Any
 
@@ -87,7 +88,8 @@ BAD_MEMORIES = [
         for kind in ("RMSprop", "Adagrad", "SGD")
     ),
 ]
-FLAGS = ["amsgrad", "centered", "foreach", "fused", "capturable", "differentiable"]
+# What an error about a flag of torch.optim recommends instead.
+FLAGS = {"amsgrad": "so.Adagrad", "centered": "so.Adam", "differentiable": "torch.optim"}
 
 
 def named(cases: list[tuple[Any, ...]]) -> list[str]:
@@ -124,10 +126,15 @@ def test_a_constructor_refuses_a_memory_it_cannot_use(kind, memory, error, patte
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_a_constructor_refuses_flags_of_torch_optim(kind):
-    for flag in FLAGS:
-        with pytest.raises(TypeError, match=f"unexpected keyword argument '{flag}'"):
+def test_a_flag_of_torch_optim_that_is_refused_names_what_to_use(kind):
+    for flag in FLAGS.keys() & inspect.signature(OPTIMIZERS[kind]).parameters:
+        with pytest.raises(ValueError, match=f"^{flag} must be False in {kind}; .*{FLAGS[flag]}"):
             OPTIMIZERS[kind]([a_parameter()], **{flag: True})
+
+
+def test_options_are_validated_before_parameters():
+    with pytest.raises(ValueError, match=r"^lr must be"):
+        so.Adam([], lr=-1.0)
 
 
 @pytest.mark.parametrize(
@@ -156,9 +163,14 @@ BAD_GROUPS = [
     ("Adam", {"memory": "leen"}, ValueError, "^memory must be a Memory or one of"),
     ("Adagrad", {"memory": so.Memory(first=so.Exact())}, ValueError, "^memory.second must be"),
     *(
-        ("Adam", {flag: True}, ValueError, f"^{flag} is not supported by Adam; leave it out")
-        for flag in FLAGS
+        ("Adam", {flag: True}, ValueError, f"^{flag} must be False in Adam; .*{remedy}")
+        for flag, remedy in FLAGS.items()
     ),
+    ("Adam", {"foreach": True, "fused": True}, ValueError, "^foreach and fused must not both"),
+    ("Adam", {"fused": "yes"}, ValueError, r"^fused must be one of \[None, False, True\]"),
+    ("Adam", {"compress": "dense"}, ValueError, "^compress must be one of"),
+    ("Adam", {"memmory": "lean"}, ValueError, "'memmory'; did you mean 'memory'"),
+    ("SGD", {"weigth_decay": 0.1}, ValueError, "did you mean 'weight_decay'"),
     ("Adam", {"decoupled_weight_decay": True}, ValueError, "^decoupled_weight_decay .* see AdamW"),
     ("AdamW", {"decoupled_weight_decay": False}, ValueError, "^decoupled_weight_decay .* see Adam"),
 ]

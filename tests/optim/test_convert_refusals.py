@@ -43,7 +43,6 @@ def test_a_scheduler_of_another_optimizer_is_refused():
     ("kind", "options", "match"),
     [
         (torch.optim.Adam, {"amsgrad": True}, "amsgrad must be False in group 0, got True"),
-        (torch.optim.Adam, {"capturable": True}, "capturable must be False in group 0"),
         (torch.optim.Adam, {"differentiable": True}, "differentiable must be False in group 0"),
         (torch.optim.RMSprop, {"centered": True}, "centered must be False in group 0"),
         (torch.optim.RMSprop, {"momentum": 0.9}, "momentum must be 0 in group 0, got 0.9"),

@@ -37,6 +37,10 @@ CASES = [
     ("RMSprop", {"alpha": 0.7, "eps": 1e-3}),
     ("RMSprop", {"weight_decay": 0.1}),
     ("RMSprop", {"maximize": True, "weight_decay": 0.1}),
+    *((name, {"foreach": True, "weight_decay": 0.1}) for name in PAIRS),
+    *((name, {"fused": True, "weight_decay": 0.1}) for name in PAIRS if name != "RMSprop"),
+    ("SGD", {"fused": True, "momentum": 0.8, "dampening": 0.3}),
+    ("SGD", {"foreach": True, "momentum": 0.8, "nesterov": True}),
 ]
 SHAPES = [(), (1,), (7,), (5, 3), (4, 2, 3), (3, 2, 2, 2), (0,), (0, 4), (3, 0)]
 

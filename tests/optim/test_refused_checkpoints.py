@@ -118,7 +118,7 @@ def test_whether_dense_gradients_are_compressed_must_be_the_same():
     model = tiny_runs.TinyModel()
     compressed = so.Adam([{"params": list(model.parameters()), "memory": "lean"}])
     default = so.Adam(model.parameters(), memory="lean")
-    with pytest.raises(ValueError, match="compress_dense is False here and True in the checkpoint"):
+    with pytest.raises(ValueError, match="compress is sparse here and all in the checkpoint"):
         default.load_state_dict(compressed.state_dict())
 
 

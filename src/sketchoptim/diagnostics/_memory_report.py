@@ -1,16 +1,18 @@
 """Bytes of state by parameter and moment, compared with those of exact storage."""
 
+import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .. import moments
 from .._formatting import text_table
-from .._names import named_parameters
+from .._group_options import compresses_dense, is_shaped_like_table
+from .._names import keyed_parameters
 from ..moments import Table
-from ..optim._shards import local
+from ..optim._shards import local, table_of
 from ..optim._state import parts_of
-from ..optim.base import Optimizer
-from ..storage import PRESETS
+from ..optim.base import Group, Optimizer
+from ..storage import PRESETS, Memory
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,10 @@ class ParameterMemory:
     """By moment: "first", "second"; a dropped moment takes nothing."""
     exact_bytes: int
     """What the algorithm's moments would take in the parameter's shape and dtype; 0 if frozen."""
+    is_by_shape: bool = field(default=False, kw_only=True)
+    """Whether `compress="tables"` compresses it, because it is shaped like a table."""
+    is_assumed: bool = field(default=False, kw_only=True)
+    """Whether it has neither state nor a gradient, so that sparse gradients are assumed."""
 
     @property
     def state_bytes(self) -> int:
@@ -60,14 +66,24 @@ class MemoryReport:
             lines.append((parameter.name, shape, *(f"{n:,}" for n in sizes), f"{share:.3%}"))
         totals = (f"{self.state_bytes:,}", f"{self.exact_bytes:,}", f"{self.ratio:.3%}")
         lines.append(("total", "", "", "", *totals))
-        return text_table(lines, left=2)
+        return "\n".join([text_table(lines, left=2), *self._notes()])
+
+    def _notes(self) -> Iterator[str]:
+        by_shape = [it.name for it in self.parameters if it.is_by_shape]
+        assumed = [it.name for it in self.parameters if it.is_assumed]
+        if by_shape:
+            yield f'compress="tables" compresses by shape: {", ".join(by_shape)}'
+        if assumed:
+            yield f"sparse gradients assumed, dense ones make exact state: {', '.join(assumed)}"
 
 
 def memory_report(optimizer: Optimizer | Iterable[Optimizer]) -> MemoryReport:
-    """The bytes that the state of an optimizer takes now, or of several, by parameter and moment.
+    """The bytes that the state of an optimizer takes, or of several, by parameter and moment.
 
-    A parameter gets its state with its first gradient; before that, its state takes no bytes. Where
-    processes divide a parameter among them, its bytes are those of this process.
+    For a parameter without state, the bytes are those that its first step will make, also on the
+    meta device. Without a gradient, a parameter that is shaped like a table is taken for one with
+    sparse gradients, which the report notes. If processes divide a parameter among them, its bytes
+    are those of this process.
     """
     several = list(optimizer) if isinstance(optimizer, Iterable) else [optimizer]
     for one in several:
@@ -77,25 +93,38 @@ def memory_report(optimizer: Optimizer | Iterable[Optimizer]) -> MemoryReport:
 
 
 def _parameters(optimizer: Optimizer) -> Iterator[ParameterMemory]:
-    for name, parameter, group in named_parameters(optimizer):
-        state, held = optimizer.state.get(parameter, {}), local(parameter)
-        moment_bytes: dict[str, int] = {
-            moment: sum(tensor.nbytes for tensor in parts_of(state, moment).values())
-            for moment in optimizer.moment_names
-        }
-        exact_bytes = 0
-        if state or parameter.requires_grad:
-            table = Table(held.shape, held.dtype, held.device)
-            exact = optimizer.storages(group, PRESETS["exact"])
-            exact_bytes = sum(
-                part.nbytes(table.dtype)
-                for moment, storage in exact.items()
-                for part in moments.declare(storage, moment, table)
-            )
+    for key, parameter, group in keyed_parameters(optimizer):
+        state, table = optimizer.state.get(parameter, {}), table_of(parameter, key)
+        is_trained = bool(state) or parameter.requires_grad
+        is_table = is_shaped_like_table(table.shape) and not group["memory"].is_exact
+        is_by_shape = is_table and group.get("compress") == "tables"
+        is_assumed = is_table and not state and parameter.grad is None and is_trained
+        is_assumed = is_assumed and not compresses_dense(group, parameter)
+        moment_bytes: dict[str, int] = dict.fromkeys(optimizer.moment_names, 0)
+        if state:
+            for moment in optimizer.moment_names:
+                moment_bytes[moment] = sum(it.nbytes for it in parts_of(state, moment).values())
+        elif is_trained:
+            memory = group["memory"] if is_assumed else optimizer.memory_in_force(parameter, group)
+            moment_bytes |= _bytes(optimizer, group, memory, table)
+        exact = _bytes(optimizer, group, PRESETS["exact"], table) if is_trained else {}
         yield ParameterMemory(
-            name=name,
+            name=key if isinstance(key, str) else f"parameter {key}",
             shape=tuple(parameter.shape),
-            parameter_bytes=held.nbytes,
+            parameter_bytes=local(parameter).nbytes,
             moment_bytes=moment_bytes,
-            exact_bytes=exact_bytes,
+            exact_bytes=sum(exact.values()),
+            is_by_shape=is_by_shape,
+            is_assumed=is_assumed,
         )
+
+
+def _bytes(optimizer: Optimizer, group: Group, memory: Memory, table: Table) -> dict[str, int]:
+    """The bytes of each moment in a memory, as this process would hold them."""
+    return {
+        moment: sum(
+            math.prod(part.held_shape(table)) * (part.dtype or table.dtype).itemsize
+            for part in moments.declare(storage, moment, table, optimizer.fill(group))
+        )
+        for moment, storage in optimizer.storages(group, memory).items()
+    }

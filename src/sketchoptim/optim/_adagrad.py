@@ -7,11 +7,13 @@ import torch
 from torch import Tensor
 from torch.optim import adagrad as torch_adagrad
 
+from .._group_options import Compress
 from .._validation import check_number
 from ..moments import Average
 from ..ops import FusedRule, Schedule
 from ..storage import Memory
 from ._algorithm import ExactParameter, Group, Twins
+from ._torch_step import torch_step_counts
 from .base import Optimizer
 
 
@@ -30,7 +32,8 @@ class Adagrad(Optimizer):
         weight_decay: Joins the gradient (of touched rows, where it is sparse).
         initial_accumulator_value: The value that v starts from.
         eps: Added to the root of the sum.
-        memory, maximize, nonfinite, rounding: As in `Adam`; `memory.first` is not used.
+        memory, compress, maximize, nonfinite, rounding: As in `Adam`; `memory.first` is not used.
+        foreach, fused, differentiable: As in `Adam`.
     """
 
     moment_names = ("second",)
@@ -46,9 +49,13 @@ class Adagrad(Optimizer):
         eps: float = 1e-10,
         *,
         memory: str | Memory = "lean",
+        compress: Compress = "sparse",
         maximize: bool = False,
         nonfinite: Literal["raise", "skip", "unchecked"] = "raise",
         rounding: Literal["stochastic", "nearest"] | None = None,
+        foreach: bool | None = None,
+        differentiable: bool = False,
+        fused: bool | None = None,
     ) -> None:
         super().__init__(
             params,
@@ -58,9 +65,13 @@ class Adagrad(Optimizer):
             initial_accumulator_value=initial_accumulator_value,
             eps=eps,
             memory=memory,
+            compress=compress,
             maximize=maximize,
             nonfinite=nonfinite,
             rounding=rounding,
+            foreach=foreach,
+            differentiable=differentiable,
+            fused=fused,
         )
 
     def check_options(self, group: Group) -> None:
@@ -83,14 +94,17 @@ class Adagrad(Optimizer):
         )
 
     def torch_step_(self, group: Group, parameters: Sequence[ExactParameter]) -> None:
-        torch_adagrad.adagrad(
-            [it.local for it in parameters],
-            [it.gradient for it in parameters],
-            [it.exact_values("second") for it in parameters],
-            [it.state["step"] for it in parameters],
-            lr=group["lr"],
-            weight_decay=float(group["weight_decay"]),
-            lr_decay=float(group["lr_decay"]),
-            eps=float(group["eps"]),
-            maximize=group["maximize"],
-        )
+        with torch_step_counts(group, parameters) as counts:
+            torch_adagrad.adagrad(
+                [it.local for it in parameters],
+                [it.gradient for it in parameters],
+                [it.exact_values("second") for it in parameters],
+                counts,
+                foreach=group.get("foreach"),
+                fused=group.get("fused"),
+                lr=group["lr"],
+                weight_decay=float(group["weight_decay"]),
+                lr_decay=float(group["lr_decay"]),
+                eps=float(group["eps"]),
+                maximize=group["maximize"],
+            )

@@ -7,11 +7,13 @@ import torch
 from torch import Tensor
 from torch.optim import adam as torch_adam
 
+from .._group_options import Compress
 from .._validation import check_number
 from ..moments import Average, Name
 from ..ops import FusedRule, Schedule
 from ..storage import Memory
 from ._algorithm import ExactParameter, Group, Twins
+from ._torch_step import torch_step_counts
 from .base import Optimizer
 
 _KEYS: dict[Name, str] = {"first": "exp_avg", "second": "exp_avg_sq"}
@@ -37,8 +39,12 @@ class Adam(Optimizer):
         betas: Decay of the first and of the second moment.
         eps: Added to the root of the second moment.
         weight_decay: Joins the gradient (of touched rows, where it is sparse).
-        memory: A preset's name or a `Memory`, for parameters with sparse gradients. A group that
-            names a memory compresses its parameters with dense gradients too.
+        memory: A preset's name or a `Memory`, for the parameters that `compress` selects.
+        compress: The parameters that `memory` applies to; all others are exact. "sparse": those
+            with sparse gradients. "tables": also those with dense gradients that are shaped like
+            tables, with two dimensions, at least 1,000 rows and 8 times as many rows as columns.
+            It is for frameworks that build the optimizer from `model.parameters()`. "all": every
+            parameter, the default of a group that names a `memory` itself.
         maximize: Climb instead of descending.
         nonfinite: What a compressed parameter does with a gradient that is not finite: "raise"
             refuses the whole step, "skip" leaves the parameter as it is and counts the step in
@@ -49,6 +55,11 @@ class Adam(Optimizer):
             "stochastic", also meant by None, up or down at random so that the mean is right and
             small steps are not lost; or "nearest". The same run gives the same weights. It has no
             effect on wider parameters, nor on exact ones, which are rounded as torch.optim does.
+        foreach, fused: As in torch.optim, for exact parameters: which implementation steps them.
+        amsgrad, differentiable: Accepted if False, as torch.optim passes them.
+        capturable: Accepted; it has no effect. Steps of compressed parameters can be captured in a
+            CUDA graph, steps of exact ones cannot.
+        decoupled_weight_decay: Accepted if it is False in `Adam` and True in `AdamW`.
 
     >>> table = torch.nn.Embedding(10_000, 64, sparse=True)
     >>> optimizer = Adam(table.parameters(), lr=0.01)
@@ -69,9 +80,16 @@ class Adam(Optimizer):
         weight_decay: float = 0.0,
         *,
         memory: str | Memory = "lean",
+        compress: Compress = "sparse",
         maximize: bool = False,
         nonfinite: Literal["raise", "skip", "unchecked"] = "raise",
         rounding: Literal["stochastic", "nearest"] | None = None,
+        amsgrad: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        decoupled_weight_decay: bool = False,
     ) -> None:
         super().__init__(
             params,
@@ -79,11 +97,17 @@ class Adam(Optimizer):
             betas=betas,
             eps=eps,
             weight_decay=weight_decay,
-            decoupled_weight_decay=self.is_decoupled,
             memory=memory,
+            compress=compress,
             maximize=maximize,
             nonfinite=nonfinite,
             rounding=rounding,
+            amsgrad=amsgrad,
+            foreach=foreach,
+            capturable=capturable,
+            differentiable=differentiable,
+            fused=fused,
+            decoupled_weight_decay=decoupled_weight_decay,
         )
 
     def check_options(self, group: Group) -> None:
@@ -95,6 +119,12 @@ class Adam(Optimizer):
         for index, beta in enumerate(group["betas"]):
             check_number(f"betas[{index}]", beta, below=1.0, allow_tensor=True)
         check_number("eps", group["eps"], allow_tensor=True)
+        if group.get("foreach") and not group.get("capturable"):
+            for name, value in (("lr", group["lr"]), ("betas[0]", group["betas"][0])):
+                if isinstance(value, Tensor):
+                    raise ValueError(
+                        f"{name} must be a number with foreach=True, got {value}; leave foreach out"
+                    )
         # As in torch.optim a group says which of the two it is, so that a checkpoint does too.
         if group["decoupled_weight_decay"] is not self.is_decoupled:
             name, other = ("AdamW", "Adam") if self.is_decoupled else ("Adam", "AdamW")
@@ -123,22 +153,26 @@ class Adam(Optimizer):
 
     def torch_step_(self, group: Group, parameters: Sequence[ExactParameter]) -> None:
         beta1, beta2 = map(float, group["betas"])
-        torch_adam.adam(
-            [it.local for it in parameters],
-            [it.gradient for it in parameters],
-            [it.exact_values("first") for it in parameters],
-            [it.exact_values("second") for it in parameters],
-            [],
-            [it.state["step"] for it in parameters],
-            amsgrad=False,
-            beta1=beta1,
-            beta2=beta2,
-            lr=group["lr"],
-            weight_decay=float(group["weight_decay"]),
-            eps=float(group["eps"]),
-            maximize=group["maximize"],
-            decoupled_weight_decay=self.is_decoupled,
-        )
+        with torch_step_counts(group, parameters) as counts:
+            torch_adam.adam(
+                [it.local for it in parameters],
+                [it.gradient for it in parameters],
+                [it.exact_values("first") for it in parameters],
+                [it.exact_values("second") for it in parameters],
+                [],
+                counts,
+                foreach=group.get("foreach"),
+                fused=group.get("fused"),
+                amsgrad=False,
+                beta1=beta1,
+                beta2=beta2,
+                # torch.optim's foreach function refuses a tensor, which a scheduler may put there.
+                lr=float(group["lr"]) if group.get("foreach") else group["lr"],
+                weight_decay=float(group["weight_decay"]),
+                eps=float(group["eps"]),
+                maximize=group["maximize"],
+                decoupled_weight_decay=self.is_decoupled,
+            )
 
 
 class AdamW(Adam):
@@ -160,9 +194,16 @@ class AdamW(Adam):
         weight_decay: float = 1e-2,
         *,
         memory: str | Memory = "lean",
+        compress: Compress = "sparse",
         maximize: bool = False,
         nonfinite: Literal["raise", "skip", "unchecked"] = "raise",
         rounding: Literal["stochastic", "nearest"] | None = None,
+        amsgrad: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        decoupled_weight_decay: bool = True,
     ) -> None:
         super().__init__(
             params,
@@ -171,7 +212,14 @@ class AdamW(Adam):
             eps,
             weight_decay,
             memory=memory,
+            compress=compress,
             maximize=maximize,
             nonfinite=nonfinite,
             rounding=rounding,
+            amsgrad=amsgrad,
+            foreach=foreach,
+            capturable=capturable,
+            differentiable=differentiable,
+            fused=fused,
+            decoupled_weight_decay=decoupled_weight_decay,
         )

@@ -2,15 +2,15 @@
 
 from collections.abc import Iterator
 
-from .._names import name_of
+from torch import Tensor
+
+from .._group_options import MIN_TABLE_ROWS
+from .._names import keyed_parameters, name_of
 from .._warning import warn
 from ..deferred import is_row_sparse
-from ._algorithm import EXACT, Algorithm
+from ._algorithm import EXACT, Algorithm, Group
 from ._binding import Binding
 from ._step import Step
-
-# Tables with fewer rows are not worth compressing.
-MIN_TABLE_ROWS = 1000
 
 
 def warn_(
@@ -26,9 +26,16 @@ def warn_(
         if step.fallback_reason or step.binding.is_watched
         for kind, message in step_warnings(step)
     ]
-    exact_tables = exact_tables_warning(optimizer, fresh) if fresh else None
-    if exact_tables is not None:
-        found.append((0, "exact tables", exact_tables))
+    if fresh:
+        groups = {parameter: group for _, parameter, group in keyed_parameters(optimizer)}
+        found += [
+            (0, kind, message)
+            for kind, message in (
+                ("exact tables", exact_tables_warning(optimizer, fresh, groups)),
+                ("void option", void_option_warning(optimizer, fresh, groups)),
+            )
+            if message is not None
+        ]
     for owner, kind, message in found:
         if (owner, kind) not in said:
             said.add((owner, kind))
@@ -58,16 +65,31 @@ def step_warnings(step: Step) -> Iterator[tuple[str, str]]:
         )
 
 
-def exact_tables_warning(optimizer: Algorithm, bindings: list[Binding]) -> str | None:
-    """What to tell of large tables that are exact because their gradients are dense, or None.
+def void_option_warning(
+    optimizer: Algorithm, bindings: list[Binding], groups: dict[Tensor, Group]
+) -> str | None:
+    """A warning about an option that compressed parameters make no use of, or None."""
+    messages = (
+        optimizer.void_option(groups[it.parameter], it.memory)
+        for it in bindings
+        if it.memory is not EXACT
+    )
+    return next((message for message in messages if message is not None), None)
 
-    Not where a group, or the optimizer itself, was asked to be exact.
+
+def exact_tables_warning(
+    optimizer: Algorithm, bindings: list[Binding], groups: dict[Tensor, Group]
+) -> str | None:
+    """A warning about large tables that are exact because their gradients are dense, or None.
+
+    There is none if a group, or the optimizer itself, was asked to be exact, or if shapes decide.
     """
     found = [
         it
         for it in bindings
         if it.memory is EXACT
         and it.group_memory != EXACT
+        and groups[it.parameter].get("compress") != "tables"
         and it.storages
         and not is_row_sparse(it.gradient)
         and it.parameter.dim() > 1
@@ -85,6 +107,7 @@ def exact_tables_warning(optimizer: Algorithm, bindings: list[Binding]) -> str |
     return (
         f"{names}{more} {verb} at least {MIN_TABLE_ROWS:,} rows and a dense gradient: exact state "
         f"of {state_bytes:,} bytes. To compress embeddings and output heads, use "
-        f"so.{kind}(so.param_groups(model), ...). To keep all exact, say so: "
+        f'so.{kind}(so.param_groups(model), ...), or compress="tables" if the optimizer is built '
+        "from parameters without their model. To keep all exact, say so: "
         f'so.{kind}(..., memory="exact")'
     )

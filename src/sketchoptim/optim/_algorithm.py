@@ -1,11 +1,13 @@
 """What an optimizer is apart from its step: its moments, its options, its rule and its groups."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
+from .._group_options import COMPRESS, KNOWN_OPTIONS, compresses_dense
 from .._validation import check_choice, check_flag, check_number
 from ..deferred import is_row_sparse
 from ..moments import Name
@@ -19,8 +21,7 @@ Group = dict[str, Any]
 Twins = dict[type[torch.optim.Optimizer], dict[Name, str]]
 
 EXACT = PRESETS["exact"]
-# Options of torch.optim's groups that ours do not have.
-REFUSED_FLAGS = ("amsgrad", "centered", "foreach", "fused", "capturable", "differentiable")
+NONFINITE = ("raise", "skip", "unchecked")
 
 
 class ExactParameter(Protocol):
@@ -57,6 +58,15 @@ class Algorithm(torch.optim.Optimizer):
     torch_step_: Callable[[Group, Sequence[ExactParameter]], None] | None = None
     """Steps parameters with dense gradients and exact moments; None if torch has no such."""
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        KNOWN_OPTIONS.update(
+            name
+            for name, parameter in inspect.signature(cls).parameters.items()
+            if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+            and name != "params"
+        )
+
     def rule(self, group: Group, step: int, *, memory: Memory, is_sparse: bool) -> AnyRule:
         """What step number `step` of a parameter does whose moments are kept as `memory` says."""
         raise NotImplementedError
@@ -64,10 +74,12 @@ class Algorithm(torch.optim.Optimizer):
     def check_options(self, group: Group) -> None:
         """Raises if an option is out of range; called for new groups and when they change."""
         check_number("lr", group["lr"], allow_tensor=True)
-        check_number("weight_decay", group["weight_decay"], allow_tensor=True)
-        check_flag("maximize", group["maximize"])
-        check_choice("nonfinite", group["nonfinite"], ("raise", "skip", "unchecked"))
-        check_choice("rounding", group["rounding"], (None, "stochastic", "nearest"))
+        # A subclass may do without the others.
+        check_number("weight_decay", group.get("weight_decay", 0.0), allow_tensor=True)
+        check_flag("maximize", group.get("maximize", False))
+        check_choice("nonfinite", group.get("nonfinite", "raise"), NONFINITE)
+        check_choice("rounding", group.get("rounding"), (None, "stochastic", "nearest"))
+        check_choice("compress", group.get("compress", "sparse"), COMPRESS)
         _checks.check_is_memory(group["memory"])
 
     def storages(self, group: Group, memory: Memory) -> dict[Name, Storage]:
@@ -78,6 +90,10 @@ class Algorithm(torch.optim.Optimizer):
     def fill(self, group: Group) -> float:
         """The number that moments start from."""
         return 0.0
+
+    def void_option(self, group: Group, memory: Memory) -> str | None:
+        """A warning about an option of a group that has no effect in this memory, or None."""
+        return None
 
     def settle_(self) -> None:
         """Waits for devices that count steps by themselves, and raises what they have refused."""
@@ -90,26 +106,34 @@ class Algorithm(torch.optim.Optimizer):
         if not isinstance(param_group, dict):
             raise TypeError(f"a group must be a dict, got {type(param_group).__name__}")
         group = dict(param_group)
-        group.setdefault("compress_dense", "memory" in group)
+        _checks.check_spelling(group, {*self.defaults, "params", "param_names", "compress"})
+        if "memory" in group:
+            group.setdefault("compress", "all")
         group["memory"] = Memory.of(group.get("memory", self.defaults["memory"]))
-        options = {**self.defaults, **group}
-        _checks.check_group(type(self).__name__, self.moment_names, REFUSED_FLAGS, options)
-        self.check_options(options)
+        self.check_group({**self.defaults, **group})
         super().add_param_group(group)
+
+    def check_group(self, options: Group) -> None:
+        """Raises unless the options are those of a group of this optimizer."""
+        _checks.check_group(type(self).__name__, self.moment_names, options)
+        self.check_options(options)
 
     def option_names(self) -> set[str]:
         """The options that a group must have."""
-        # torch.optim adds flags of its own to the defaults of a copied or loaded optimizer.
-        return set(self.defaults).difference(REFUSED_FLAGS)
+        # Copied and loaded optimizers, and groups from elsewhere, may lack flags of torch.optim.
+        return set(self.defaults).difference(_checks.TORCH_FLAGS)
 
     def memory_in_force(self, parameter: Tensor, group: Group) -> Memory:
-        """The memory of a parameter that has state or a gradient: its group's, or exact."""
+        """The memory of a parameter: its group's, or exact.
+
+        Without state and without a gradient, it is the memory that a dense gradient would get.
+        """
         state, gradient = self.state.get(parameter), parameter.grad
-        if state and not starts_anew(state, gradient):
+        if state and not starts_anew(state, gradient, self.fill(group)):
             is_compressed = state.get("is_compressed")
         else:
-            assert gradient is not None
-            is_compressed = is_row_sparse(gradient) or group["compress_dense"]
+            is_sparse = gradient is not None and is_row_sparse(gradient)
+            is_compressed = is_sparse or compresses_dense(group, parameter)
         memory: Memory = group["memory"]
         return memory if is_compressed and memory != EXACT else EXACT
 

@@ -178,7 +178,8 @@ def bind(
         if memory is previous.memory and storages == previous.storages:
             return dataclasses.replace(previous, **derived)
     table = _shards.table_of(parameter, key)
-    if state and not _state.starts_anew(state, parameter.grad):
+    fill = optimizer.fill(group)
+    if state and not _state.starts_anew(state, parameter.grad, fill):
         _state.check_live(table, state, optimizer.stored_moments(group, memory, state))
     for name, storage in storages.items():
         _shards.check_parts(table, moments.declare(storage, name, table), storage)
@@ -206,12 +207,13 @@ def fresh_state(
 ) -> State:
     """The parameter's state with all that `memory` asks for: the old one if nothing is missing."""
     state: State = optimizer.state.get(parameter) or {}
-    if _state.starts_anew(state, parameter.grad):
-        state = {}
+    steps_done = 0.0
+    if _state.starts_anew(state, parameter.grad, optimizer.fill(group)):
+        steps_done, state = state["step"].item(), {}
     fresh: State = {}
     if not state:
         fresh |= {
-            "step": torch.zeros((), dtype=torch.float64, device="cpu"),
+            "step": torch.tensor(steps_done, dtype=torch.float64, device="cpu"),
             "is_compressed": memory is not EXACT,
             "shape": torch.tensor(parameter.shape, dtype=torch.int64, device="cpu"),
         }
@@ -247,7 +249,7 @@ def live_moments(optimizer: Algorithm, parameter: Tensor, group: Group) -> Momen
 def _rounding_seed(parameter: Tensor, key: Key, group: Group, memory: Memory) -> int | None:
     if (
         memory.is_exact
-        or group["rounding"] == "nearest"
+        or group.get("rounding") == "nearest"
         or parameter.dtype not in _rounding.ROUNDED_DTYPES
     ):
         return None

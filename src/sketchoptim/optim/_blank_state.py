@@ -7,6 +7,7 @@ and loads into the tensors that it then finds.
 import torch
 from torch import Tensor
 
+from .._group_options import compresses_dense
 from .._names import keyed_parameters
 from ..deferred import DeferredGradient
 from . import _exchange, _shards
@@ -26,15 +27,17 @@ def is_asked_for(optimizer: Algorithm) -> bool:
 
 
 def create_(optimizer: Algorithm) -> None:
-    """Gives every parameter that has a gradient the state of no steps.
+    """Gives every parameter that has a gradient the state of one step along zeros.
 
     It is compressed if the group names its memory. Otherwise it is exact, as for any dense
     gradient; the first step starts anew if its gradient is sparse (`_state.starts_anew`).
     """
     for key, parameter, group in keyed_parameters(optimizer):
         if parameter.grad is not None:
-            memory = group["memory"] if group["compress_dense"] else EXACT
-            optimizer.state[parameter] = fresh_state(optimizer, parameter, group, memory, key)
+            memory = group["memory"] if compresses_dense(group, parameter) else EXACT
+            state = fresh_state(optimizer, parameter, group, memory, key)
+            state["step"] += 1  # as torch.optim counts it
+            optimizer.state[parameter] = state
 
 
 def _is_zero(rate: object) -> bool:

@@ -13,6 +13,7 @@ from ..moments import Part, Table
 from ..storage import Memory
 from . import _shards, _state
 from ._algorithm import EXACT, Algorithm, Group
+from ._checks import TORCH_FLAGS
 
 Packed = dict[str, Any]
 
@@ -30,7 +31,10 @@ def pack(optimizer: Algorithm) -> Packed:
         }
         for group in optimizer.param_groups
     ]
-    state = {numbers[parameter]: it for parameter, it in optimizer.state.items()}
+    # Whatever else there is in the state, by another key than a parameter, stays as in torch.optim.
+    state = {
+        numbers[key] if isinstance(key, Tensor) else key: it for key, it in optimizer.state.items()
+    }
     for key, parameter, group in keyed_parameters(optimizer):
         if is_dtensor(parameter) and parameter in optimizer.state:
             table = _shards.table_of(parameter, key)
@@ -52,7 +56,8 @@ def load_(optimizer: Algorithm, packed: Packed) -> None:
     check_keys("the checkpoint", packed, required=("state", "param_groups"), optional=None)
     groups = _checked_groups(optimizer, packed["param_groups"])
     states = _checked_states(optimizer, groups, packed["state"])
-    restored: defaultdict[Tensor, dict[str, Any]] = defaultdict(dict)
+    restored: defaultdict[Tensor | str, Any] = defaultdict(dict)
+    restored |= {key: deepcopy(it) for key, it in packed["state"].items() if isinstance(key, str)}
     for key, parameter, group in keyed_parameters(optimizer):
         state = states.get(parameter)
         if state:
@@ -61,6 +66,8 @@ def load_(optimizer: Algorithm, packed: Packed) -> None:
             restored[parameter] = _state.restore(table, state, storages)
     for group, saved in zip(optimizer.param_groups, groups, strict=True):
         saved["params"] = group["params"]
+        for flag in TORCH_FLAGS.keys() & group.keys():
+            saved.setdefault(flag, group[flag])
         if "param_names" in group:
             saved.setdefault("param_names", group["param_names"])
     optimizer.__setstate__({"state": restored, "param_groups": groups})
@@ -113,7 +120,7 @@ def _check_options(where: str, expected: set[str], saved: set[str]) -> None:
 def _check_memory(where: str, group: Group, saved: Group) -> None:
     """Raises, naming each difference, unless the saved group stores its moments as this one."""
     ours, theirs = (
-        {**it["memory"].to_dict(), "compress_dense": it.get("compress_dense")}
+        {**it["memory"].to_dict(), "compress": it.get("compress", "sparse")}
         for it in (group, saved)
     )
     found = [
@@ -134,7 +141,7 @@ def _checked_states(
     if not isinstance(saved, dict):
         raise TypeError(f"the state of the checkpoint must be a dict, got {saved!r}")
     numbers = [number for group in groups for number in group["params"]]
-    foreign = [key for key in saved if key not in numbers]
+    foreign = [key for key in saved if key not in numbers and not isinstance(key, str)]
     if foreign:
         raise ValueError(
             f"the checkpoint must have state for its own parameters alone, {numbers}, got "

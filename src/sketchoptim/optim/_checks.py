@@ -1,16 +1,27 @@
 """What must hold of options, parameters and gradients before a step; errors say what to do."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .._validation import PLAIN_TENSORS, check_storage, is_wrapper
+from .._group_options import misspelled_option
+from .._validation import PLAIN_TENSORS, check_choice, check_storage, is_wrapper
 from ..deferred import DeferredGradient
 from ..moments import Name
 from ..storage import Memory
 from ._shards import layout, local
+
+# Flags of torch.optim, and what to use instead of those that no optimizer here has.
+TORCH_FLAGS = {
+    "foreach": "",
+    "fused": "",
+    "capturable": "",
+    "amsgrad": "so.Adagrad's second moment never falls either, and torch.optim.Adam has amsgrad",
+    "centered": "so.Adam has a first moment, and torch.optim.RMSprop has centered",
+    "differentiable": "use the optimizer of torch.optim to differentiate through a step",
+}
 
 
 def is_fixed(value: object) -> bool:
@@ -38,13 +49,24 @@ def check_memory(before: Memory, now: Memory) -> None:
         )
 
 
-def check_group(
-    kind: str, moment_names: Sequence[Name], refused: Sequence[str], options: Mapping[str, Any]
-) -> None:
+def check_spelling(group: Mapping[str, Any], known: Collection[str]) -> None:
+    """Raises if a key of a group is almost one of the known ones."""
+    for key in group:
+        option = misspelled_option(key, known)
+        if option is not None:
+            raise ValueError(
+                f"a group must have known options, got {key!r}; did you mean {option!r}?"
+            )
+
+
+def check_group(kind: str, moment_names: Sequence[Name], options: Mapping[str, Any]) -> None:
     """Raises where a group is not one for an optimizer of this kind, which has these moments."""
-    for flag in refused:
-        if options.get(flag):
-            raise ValueError(f"{flag} is not supported by {kind}; leave it out")
+    for flag, remedy in TORCH_FLAGS.items():
+        check_choice(flag, options.get(flag), (None, False, True))
+        if remedy and options.get(flag):
+            raise ValueError(f"{flag} must be False in {kind}; {remedy}")
+    if options.get("foreach") and options.get("fused"):
+        raise ValueError("foreach and fused must not both be True; give one of them")
     memory = options["memory"]
     if "second" in moment_names and memory.second is None:
         raise ValueError(f"memory.second must be a storage for {kind}, got None")

@@ -14,9 +14,10 @@ from ..deferred import is_row_sparse
 from ..moments import Moment, Name
 from ..storage import Memory
 from ._adam import Adam, AdamW
-from ._algorithm import EXACT, REFUSED_FLAGS, Group
+from ._algorithm import EXACT, Group
 from ._binding import fresh_state, live_moments
 from ._catalogue import OPTIMIZERS
+from ._checks import TORCH_FLAGS
 from ._schedulers import checked_schedulers, hand_over_
 from ._state import State
 from .base import Optimizer
@@ -28,9 +29,7 @@ _KINDS: dict[type[torch.optim.Optimizer], tuple[type[Optimizer], dict[Name, str]
     for theirs, keys in ours.torch_twins.items()
 }
 _TAKE_NO_SPARSE = (torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop)
-# How torch.optim computes, not what: nothing is lost without them.
-_DROPPED_FLAGS = {"foreach", "fused"}
-_OUR_OPTIONS = {"memory", "compress_dense", "nonfinite", "rounding"}
+_OUR_OPTIONS = {"memory", "compress", "nonfinite", "rounding"}
 
 
 @torch.no_grad()
@@ -50,9 +49,8 @@ def from_torch(
     no state with ours, so drop it to free what it holds. Where anything is refused, nothing has
     changed.
 
-    `foreach` and `fused` are dropped, since they say how, not what; `amsgrad`, `centered`,
-    `capturable`, `differentiable` and RMSprop's momentum are refused. SGD does not count its
-    steps, so ours counts from 1. Hooks on the given optimizer stay with it.
+    `amsgrad`, `centered`, `differentiable` and RMSprop's momentum are refused. SGD does not count
+    its steps, so ours counts from 1. Hooks on the given optimizer stay with it.
 
     Args:
         optimizer: Of torch.optim, at any point of its run.
@@ -195,21 +193,18 @@ def _checked_members(
 
 def _our_group(number: int, group: Group) -> Group:
     """The group with the options that ours knows, and any that a scheduler or a user added."""
-    for flag in REFUSED_FLAGS:
-        if group.get(flag) and flag not in _DROPPED_FLAGS:
+    for flag, remedy in TORCH_FLAGS.items():
+        if remedy and group.get(flag):
             raise ValueError(
                 f"{flag} must be False in group {number}, got {group[flag]}: "
-                "no optimizer of sketchoptim has it"
+                f"no optimizer of sketchoptim has it; {remedy}"
             )
-    dropped = set(REFUSED_FLAGS)
-    if "alpha" in group:
-        if group["momentum"]:
-            raise ValueError(
-                f"momentum must be 0 in group {number}, got {group['momentum']}: "
-                "RMSprop has none here; see Adam"
-            )
-        dropped.add("momentum")
-    return _without(dropped, group, group["params"])
+    if "alpha" in group and group["momentum"]:
+        raise ValueError(
+            f"momentum must be 0 in group {number}, got {group['momentum']}: "
+            "RMSprop has none here; see Adam"
+        )
+    return _without(set(), group, group["params"])
 
 
 def _their_group(
@@ -228,7 +223,7 @@ def _their_group(
                 f"weight_decay must be 0 in group {number}, got {group['weight_decay']}: "
                 "torch.optim.SparseAdam has none"
             )
-        dropped |= {"weight_decay", "decoupled_weight_decay"}
+        dropped |= {"weight_decay", "decoupled_weight_decay", *TORCH_FLAGS}
     return _without(dropped, group, [p for p in group["params"] if p in taken])
 
 

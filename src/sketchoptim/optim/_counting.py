@@ -26,7 +26,7 @@ def settle_(binding: Binding | None, group: Group, *, waits: bool = True) -> Non
             f"{owner} must have row ids between 0 and {binding.parameter.shape[0] - 1}, ascending "
             f"if it is coalesced, got others in {ids} earlier steps; {left_out}"
         )
-    if values and group["nonfinite"] == "raise":
+    if values and group.get("nonfinite", "raise") == "raise":
         raise ValueError(
             f"{owner} must be finite and within {ops.LARGEST_GRADIENT:.2g}, got NaN, inf or more "
             f'in {values} earlier steps; {left_out}. nonfinite="skip" skips and counts such steps'

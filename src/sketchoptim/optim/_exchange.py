@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from .._group_options import compresses_dense
 from .._validation import is_dtensor
 from ._shards import Shard, local
 
@@ -52,8 +53,9 @@ def divided_parameters(groups: Iterable[dict[str, Any]]) -> Divided:
     return _by_process_group(
         parameter
         for group in groups
-        if group["compress_dense"] and not group["memory"].is_exact
+        if not group["memory"].is_exact
         for parameter in group["params"]
+        if compresses_dense(group, parameter)
     )
 
 

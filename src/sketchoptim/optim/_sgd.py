@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim import sgd as torch_sgd
 
+from .._group_options import Compress
 from .._validation import check_flag, check_number
 from ..moments import Average, Name
 from ..ops import FusedRule, Schedule
@@ -36,7 +37,8 @@ class SGD(Optimizer):
         dampening: Share of the gradient that does not enter the momentum.
         weight_decay: Joins the gradient (of touched rows, where it is sparse).
         nesterov: Look ahead; needs momentum and no dampening.
-        memory, maximize, nonfinite, rounding: As in `Adam`; `memory.second` is not used.
+        memory, compress, maximize, nonfinite, rounding: As in `Adam`; `memory.second` is not used.
+        foreach, fused, differentiable: As in `Adam`.
     """
 
     moment_names = ("first",)
@@ -53,9 +55,13 @@ class SGD(Optimizer):
         nesterov: bool = False,
         *,
         memory: str | Memory = "lean",
+        compress: Compress = "sparse",
         maximize: bool = False,
         nonfinite: Literal["raise", "skip", "unchecked"] = "raise",
         rounding: Literal["stochastic", "nearest"] | None = None,
+        foreach: bool | None = None,
+        differentiable: bool = False,
+        fused: bool | None = None,
     ) -> None:
         super().__init__(
             params,
@@ -65,9 +71,13 @@ class SGD(Optimizer):
             weight_decay=weight_decay,
             nesterov=nesterov,
             memory=memory,
+            compress=compress,
             maximize=maximize,
             nonfinite=nonfinite,
             rounding=rounding,
+            foreach=foreach,
+            differentiable=differentiable,
+            fused=fused,
         )
 
     def check_options(self, group: Group) -> None:
@@ -83,6 +93,17 @@ class SGD(Optimizer):
 
     def storages(self, group: Group, memory: Memory) -> dict[Name, Storage]:
         return super().storages(group, memory) if group["momentum"] else {}
+
+    def void_option(self, group: Group, memory: Memory) -> str | None:
+        momentum = float(group["momentum"])
+        if not momentum or memory.first is not None:
+            return None
+        return (
+            f"momentum={momentum:g} is dropped for compressed parameters, since memory has no "
+            f"first moment: they step by lr * g. Give their group a learning rate "
+            f"{1 / (1 - momentum):.3g} times as large, or keep the momentum in a sketch with "
+            'memory="paper-mv"'
+        )
 
     def rule(self, group: Group, step: int, *, memory: Memory, is_sparse: bool) -> FusedRule:
         momentum = float(group["momentum"])
@@ -100,22 +121,36 @@ class SGD(Optimizer):
 
     def torch_step_(self, group: Group, parameters: Sequence[ExactParameter]) -> None:
         has_momentum = bool(group["momentum"])
-        kept = [it.exact_values("first") if has_momentum else None for it in parameters]
         # torch.optim starts from no buffer at all, which is how it leaves the first step undamped.
-        is_first = [it.state["step"] <= it.began_after for it in parameters]
-        buffers = [None if first else own for own, first in zip(kept, is_first, strict=True)]
-        torch_sgd.sgd(
-            [it.local for it in parameters],
-            [it.gradient for it in parameters],
-            buffers,
-            weight_decay=float(group["weight_decay"]),
-            momentum=float(group["momentum"]),
-            lr=group["lr"],
-            dampening=float(group["dampening"]),
-            nesterov=group["nesterov"],
-            maximize=group["maximize"],
-        )
-        for parameter, own, buffer in zip(parameters, kept, buffers, strict=True):
-            parameter.state["step"] += 1
-            if own is not None and buffer is not None and buffer is not own:
-                own.copy_(buffer)  # torch's has the strides of the gradient; kernels need ours
+        # Its fused function takes parameters of which all have a buffer, or none.
+        starting = [it for it in parameters if it.state["step"] <= it.began_after]
+        going_on = [it for it in parameters if it.state["step"] > it.began_after]
+        if going_on:
+            buffers = [it.exact_values("first") if has_momentum else None for it in going_on]
+            _torch_sgd_(group, going_on, buffers)
+        if starting:
+            buffers = [None] * len(starting)
+            _torch_sgd_(group, starting, buffers)
+            for it, buffer in zip(starting, buffers, strict=True):
+                if buffer is not None:  # its strides are those of the gradient; kernels need ours
+                    it.exact_values("first").copy_(buffer)
+        for it in parameters:
+            it.state["step"] += 1
+
+
+def _torch_sgd_(
+    group: Group, parameters: Sequence[ExactParameter], buffers: list[Tensor | None]
+) -> None:
+    torch_sgd.sgd(
+        [it.local for it in parameters],
+        [it.gradient for it in parameters],
+        buffers,
+        foreach=group.get("foreach"),
+        fused=group.get("fused"),
+        weight_decay=float(group["weight_decay"]),
+        momentum=float(group["momentum"]),
+        lr=group["lr"],
+        dampening=float(group["dampening"]),
+        nesterov=group["nesterov"],
+        maximize=group["maximize"],
+    )

@@ -1,6 +1,6 @@
 """The state of one parameter: its keys, and whether it is sound, live or saved."""
 
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -38,11 +38,11 @@ def parts_of(state: State, name: Name) -> Parts:
     }
 
 
-def starts_anew(state: State, gradient: Tensor | None) -> bool:
-    """Whether a state is exact only because no step was taken from it, and may be compressed.
+def starts_anew(state: State, gradient: Tensor | None, fill: float) -> bool:
+    """Whether a state is exact only because no gradient came into it, and may be compressed.
 
-    State is made before the first step for checkpoints to be loaded into. The gradient that decides
-    is that of the first step.
+    State is made before the first step for checkpoints to be loaded into, by a step along zeros.
+    The gradient that decides is that of the next step. `fill` is what moments start from.
     """
     return (
         gradient is not None
@@ -51,7 +51,12 @@ def starts_anew(state: State, gradient: Tensor | None) -> bool:
         and isinstance(step := state.get("step"), Tensor)
         and step.numel() == 1
         and step.data_ptr() != 0  # its memory may have been freed
-        and step.item() == 0
+        and step.item() <= 1
+        and all(
+            bool((tensor == fill).all())
+            for name in get_args(Name)
+            for tensor in parts_of(state, name).values()
+        )
     )
 
 

@@ -6,12 +6,13 @@ from functools import cached_property
 from typing import Any, overload
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 
 from .. import _torch_private
 from .._locks import fork_safe_lock
 from .._names import keys_of, name_of
+from .._param_groups import param_groups
 from .._validation import check_number
 from ..deferred import DeferredGradient, is_row_sparse, plain_if_it_exists
 from ..ops import FusedRule
@@ -36,11 +37,13 @@ class Optimizer(Algorithm):
     A step from several threads at once is serialised.
     """
 
-    def __init__(
-        self, params: Any, *, memory: str | Memory, rounding: str | None = None, **options: Any
-    ) -> None:
+    def __init__(self, params: Any, *, memory: str | Memory, **options: Any) -> None:
         self._reset_caches_()
-        super().__init__(params, {**options, "memory": Memory.of(memory), "rounding": rounding})
+        defaults = {**options, "memory": Memory.of(memory)}
+        self.check_group(defaults)  # before the parameters, as torch.optim does
+        if isinstance(params, nn.Module):
+            params = param_groups(params, defaults["memory"])
+        super().__init__(params, defaults)
 
     # -- the step ----------------------------------------------------------------------------
 
@@ -149,7 +152,7 @@ class Optimizer(Algorithm):
         )
         if counting is not None and type(rule) is not FusedRule:
             _counting.settle_(binding, group)  # the reference steps it
-        return Step(binding, gradient, rule, number, group["nonfinite"])
+        return Step(binding, gradient, rule, number, group.get("nonfinite", "raise"))
 
     def _run_(self, prepared: "_Prepared") -> None:
         steps = prepared.steps
@@ -187,7 +190,8 @@ class Optimizer(Algorithm):
 
     @cached_property
     def _options_of(self) -> Callable[[Group], Options]:
-        return operator.itemgetter(*sorted({*self.option_names(), "compress_dense"} - {"lr"}))
+        # Two names at least, since of one it would get no tuple.
+        return operator.itemgetter("memory", *sorted(self.option_names() - {"lr"}))
 
     def settle_(self) -> None:
         """Waits for GPUs, which count steps by themselves, and raises what they have refused."""
@@ -222,7 +226,11 @@ class Optimizer(Algorithm):
         return super().__getstate__()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        defaults = state.get("defaults", self.__dict__.get("defaults", {}))
+        has_flag = "differentiable" in defaults
         super().__setstate__(state)
+        if not has_flag:  # which torch.optim adds; a constructor need not take it
+            del self.defaults["differentiable"]
         self._reset_caches_()
 
     def _reset_caches_(self) -> None:

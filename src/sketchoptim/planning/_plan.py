@@ -10,11 +10,11 @@ from typing import Any
 from torch import nn
 
 from .._formatting import text_table
+from .._names import trained_parameters
 from .._parsing import check_table, parse_table
 from ..diagnostics import MemoryReport, ParameterMemory
 from ..storage import Memory
 from ._prediction import PredictedError
-from ._shapes import trained_parameters
 
 _REMEDY = "a plan is what Plan.to_json() writes"
 _LEGEND = """\

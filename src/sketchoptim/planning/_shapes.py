@@ -12,14 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .._names import named_parameters
+from .._group_options import compresses_dense
+from .._names import named_parameters, trained_parameters
 from .._parsing import parse_table
 from ..deferred import is_row_sparse
 from ._frequencies import RowFrequencies
 
 Source = nn.Module | torch.optim.Optimizer | str | Path | Iterable[tuple[str, Iterable[int]]]
-
-_WRAPPERS = (nn.parallel.DistributedDataParallel, nn.DataParallel)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,27 +118,12 @@ def _of_model(model: nn.Module) -> Iterator[ParameterShape]:
         yield _of_tensor(name, parameter, parameter in sparse)
 
 
-def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters of a model that are not frozen, by name.
-
-    Names are those of the model itself, without what `torch.compile` or `DistributedDataParallel`
-    adds to them.
-    """
-    while isinstance(bare := getattr(model, "_orig_mod", model), _WRAPPERS):
-        model = bare.module
-    return {
-        name.replace("_orig_mod.", ""): parameter
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad
-    }
-
-
 def _of_optimizer(optimizer: torch.optim.Optimizer) -> Iterator[ParameterShape]:
     for name, parameter, group in named_parameters(optimizer):
         if not parameter.requires_grad:
             continue
         is_sparse = parameter.grad is not None and is_row_sparse(parameter.grad)
-        is_table = is_sparse or bool(group.get("compress_dense"))
+        is_table = is_sparse or compresses_dense(group, parameter)
         yield _of_tensor(name, parameter, is_table or isinstance(optimizer, torch.optim.SparseAdam))
 
 
@@ -148,7 +132,7 @@ def _check_has_gradients(source: Source) -> None:
     if not isinstance(source, torch.optim.Optimizer):
         return
     is_known = isinstance(source, torch.optim.SparseAdam) or any(
-        group.get("compress_dense") or parameter.grad is not None
+        compresses_dense(group, parameter) or parameter.grad is not None
         for _, parameter, group in named_parameters(source)
     )
     if not is_known:
