@@ -57,7 +57,9 @@ def load_(optimizer: Algorithm, packed: Packed) -> None:
     groups = _checked_groups(optimizer, packed["param_groups"])
     states = _checked_states(optimizer, groups, packed["state"])
     restored: defaultdict[Tensor | str, Any] = defaultdict(dict)
-    restored |= {key: deepcopy(it) for key, it in packed["state"].items() if isinstance(key, str)}
+    # torch.distributed.checkpoint numbers parameters by strings: what is left is not ours.
+    numbers = {number for group in groups for number in group["params"]}
+    restored |= {key: deepcopy(it) for key, it in packed["state"].items() if key not in numbers}
     for key, parameter, group in keyed_parameters(optimizer):
         state = states.get(parameter)
         if state:
