@@ -236,10 +236,6 @@ def bench_command(
         str | None,
         typer.Option(help="SIMD: v4 (AVX-512), v3 (AVX2) or base; default: the machine's."),
     ] = None,
-    device: Annotated[
-        str,
-        typer.Option(help="cpu, or cuda: a page of its own, with the reference as a check."),
-    ] = "cpu",
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
     clock: Annotated[
         str, typer.Option(help="wall, or cpu: processor time of one thread, for a busy machine.")
@@ -259,12 +255,6 @@ def bench_command(
     from .bench.level import run_at
     from .bench.session import bench_settings, run_bench
 
-    if device != "cpu":
-        from .bench.gpu import QUICK, Size, run_on_device
-
-        for line in run_on_device(device, QUICK if quick else Size()):
-            print(line, flush=True)
-        return
     if level is not None:
         run_at(level)
     settings = bench_settings(

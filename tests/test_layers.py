@@ -38,7 +38,7 @@ LAYERS = (
     {"nn", "diagnostics", "torchrec"},
     {"arming"},
     {"planning"},
-    {"_cli", "__main__"},
+    {"_cli", "__main__", "gpu_check"},
 )
 # The modules of optim/, in the order in which they may import each other.
 OPTIM = (

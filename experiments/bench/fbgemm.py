@@ -35,12 +35,10 @@ class FbgemmStepper:
         return int(self.tables.momentum1_host.nbytes)
 
 
-def fbgemm_tables(shapes: Sequence[tuple[int, int]], *, lr: float, on_gpu: bool = False) -> Any:
+def fbgemm_tables(shapes: Sequence[tuple[int, int]], *, lr: float) -> Any:
     """FBGEMM's module for tables of these rows and columns."""
     training, configs, common = _modules()
     place = (common.EmbeddingLocation.HOST, training.ComputeDevice.CPU)
-    if on_gpu:
-        place = (common.EmbeddingLocation.DEVICE, training.ComputeDevice.CUDA)
     return training.SplitTableBatchedEmbeddingBagsCodegen(
         [(rows, dim, *place) for rows, dim in shapes],
         optimizer=configs.EmbOptimType.EXACT_ROWWISE_ADAGRAD,

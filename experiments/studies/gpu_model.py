@@ -70,7 +70,7 @@ FBGEMM_OPERATIONS = 3 + 2 + 3
 
 
 def models(case: Case) -> dict[str, Model]:
-    """The methods of the table in `experiments bench --device cuda`."""
+    """The methods that docs/howto/gpu.md compares."""
     rows_moved = 2 * case.touched_bytes
     ours = 2 * case.gradient_bytes + rows_moved  # inspect reads the gradient, and move_rows again
     ours_in_all = OUR_KERNELS + sort_operations(32)

@@ -1,4 +1,4 @@
-"""The command line: `sketchoptim plan | inspect | doctor`."""
+"""The command line: `sketchoptim plan | inspect | doctor | check`."""
 
 import sys
 from pathlib import Path
@@ -34,6 +34,7 @@ def build_app() -> "typer.Typer":
 
     from .diagnostics import doctor as make_checkup
     from .diagnostics import inspect_checkpoint
+    from .gpu_check import check_gpu
     from .planning import plan as make_plan
 
     class Commands(TyperGroup):
@@ -136,5 +137,33 @@ def build_app() -> "typer.Typer":
         """Say which backend runs, and why."""
         for name, finding in make_checkup().findings.items():
             Console().print(f"[bold]{name}[/bold]: {finding}", highlight=False, soft_wrap=True)
+
+    check = typer.Typer(help="Check the kernels on this machine.", no_args_is_help=True)
+    app.add_typer(check, name="check")
+
+    @check.callback()
+    def check_options() -> None:
+        pass
+
+    @check.command()
+    def gpu(
+        quick: Annotated[
+            bool, typer.Option("--quick", help="Fewer storages, dtypes and widths.")
+        ] = False,
+        json: Annotated[
+            Path | None, typer.Option(dir_okay=False, help="File for all that is found.")
+        ] = None,
+        device: Annotated[
+            str, typer.Option(help="cuda, cuda:1, or interpreter, which needs no GPU.")
+        ] = "cuda",
+    ) -> None:
+        """Compare the kernels of a GPU with the reference, and time them: up to five minutes."""
+        for found in check_gpu(device, is_quick=quick):
+            if isinstance(found, str):
+                typer.echo(found)
+                continue
+            if json is not None:
+                json.write_text(found.to_json(), encoding="utf-8")
+            raise typer.Exit(0 if found.is_passed else 1)
 
     return app

@@ -1,0 +1,109 @@
+"""Host time of a step on a GPU: all of Python up to the driver, which does nothing here.
+
+    PYTHONPATH=build/triton python -m experiments.studies.gpu_host
+
+No GPU is needed. Tables are on the CPU, and a stand-in takes the place of the GPU's driver: steps
+go through the optimizer, the plan of launches and Triton's code, up to the launcher that enqueues a
+kernel, which returns at once. The sort of ids and the allocation of temporary tensors run on the
+CPU, in place of calls that enqueue them. `make test-gpu` installs triton.
+"""
+
+import argparse
+import platform
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+
+import sketchoptim as so
+from sketchoptim.ops import rehearsing_gpu
+
+from ..errors import run_study
+
+ROWS, DIM, ENTRIES = 1000, 64, 256
+
+
+class StandInDriver:
+    """What Triton needs of a driver, for an A100 that is not there.
+
+    Args:
+        launcher: Makes, from the source of a kernel and its metadata, what enqueues it.
+    """
+
+    def __init__(self, launcher: Any = lambda source, metadata: _launch_nothing) -> None:
+        from triton.backends.compiler import GPUTarget
+
+        self.target = GPUTarget("cuda", 80, 32)
+        self.launcher_cls = launcher
+        self.utils = SimpleNamespace(
+            load_binary=lambda name, kernel, shared, device: (1, name, 0, 0, 1024),
+            get_device_properties=lambda device: {"max_shared_mem": 166_912},
+        )
+
+    def get_current_target(self) -> Any:
+        return self.target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def _launch_nothing(*arguments: Any) -> None:
+    pass
+
+
+@contextmanager
+def driven_by(driver: StandInDriver) -> Iterator[None]:
+    """Steps within are taken by the GPU's kernels, and end at this driver."""
+    from triton.runtime.driver import driver as drivers
+
+    with rehearsing_gpu(), mock.patch.object(drivers, "_active", driver):
+        yield
+
+
+def microseconds(tables: int, *, steps: int) -> list[float]:
+    """The host times of single steps of lean tables, whose kernels have been compiled."""
+    parameters = [torch.nn.Parameter(torch.zeros(ROWS, DIM)) for _ in range(tables)]
+    optimizer = so.Adam(parameters, lr=1e-3)
+    ids = torch.randint(ROWS, (1, ENTRIES), generator=torch.Generator().manual_seed(0))
+    values = torch.ones(ENTRIES, DIM)
+    for parameter in parameters:
+        parameter.grad = torch.sparse_coo_tensor(
+            ids, values, parameter.shape, check_invariants=True
+        )
+    for _ in range(5):
+        optimizer.step()
+    found = []
+    for _ in range(steps):
+        begin = time.perf_counter()
+        optimizer.step()
+        found.append((time.perf_counter() - begin) * 1e6)
+    return found
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Prints the host time of a step of one table and of several."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--tables", type=int, nargs="+", default=[1, 26])
+    parser.add_argument("--steps", type=int, default=500, help="timed, of each")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    print(f"{platform.processor() or platform.machine()}, torch {torch.__version__}")
+    print("| tables | us, least | us, median | us a table, least |")
+    print("| ---: | ---: | ---: | ---: |")
+    with driven_by(StandInDriver()):
+        for tables in options.tables:
+            found = microseconds(tables, steps=options.steps)
+            least, median = min(found), statistics.median(found)
+            print(f"| {tables} | {least:.0f} | {median:.0f} | {least / tables:.1f} |")
+
+
+if __name__ == "__main__":
+    run_study(main)
