@@ -96,6 +96,8 @@ class KeyedOptimizer(_TorchRecKeyedOptimizer):  # type: ignore[misc]
             for number, parameter in zip(numbers, parameters, strict=True)
             if number in packed["state"]
         }
+        for entries in self._shown.values():
+            entries.pop("digest", None)  # TorchRec loads into the tensors, past any check
         return self._shown
 
     def step(self, closure: Any = None) -> None:

@@ -76,9 +76,18 @@ def test_text_that_is_no_json_is_refused():
 
 
 @functools.cache
-def saved_once() -> dict[str, Any]:
+def digested_once() -> dict[str, Any]:
     run = Run.start(tiny_runs.PRESET_PLANS["lean"]).train(batches(3))
     return run.optimizer.state_dict()
+
+
+@functools.cache
+def saved_once() -> dict[str, Any]:
+    """A checkpoint to be edited: it has no digests."""
+    checkpoint = copy.deepcopy(digested_once())
+    for state in checkpoint["state"].values():
+        del state["digest"]
+    return checkpoint
 
 
 def refuse_checkpoint(folder, checkpoint: Any, message: str) -> None:
@@ -140,6 +149,12 @@ def test_a_number_that_no_second_moment_has_is_named(value, tmp_path):
     checkpoint["state"][0]["second_counters"][0, 0] = value
     message = "the second moment of parameter 0 is damaged: its second_counters must be finite"
     refuse_checkpoint(tmp_path, checkpoint, message)
+
+
+def test_a_number_that_changed_after_saving_is_named(tmp_path):
+    checkpoint = copy.deepcopy(digested_once())
+    checkpoint["state"][0]["second_counters"][0, 0] += 1
+    refuse_checkpoint(tmp_path, checkpoint, "second_counters of parameter 0 is damaged: its check")
 
 
 @pytest.mark.parametrize(

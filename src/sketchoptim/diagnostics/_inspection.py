@@ -13,7 +13,7 @@ from .. import moments
 from .._formatting import text_table
 from .._validation import check_count, check_flag, check_keys, check_tensor
 from ..moments import Moment, Name, SketchError, Table, estimate_error, occupied_share
-from ..optim._state import parts_of
+from ..optim._state import check_digest, parts_of
 from ..storage import PRESETS, Memory
 
 # What the unpickler raises on a file that is no checkpoint depends on the file's bytes.
@@ -185,6 +185,7 @@ def _moments_of(
     steps = check_count(f"step of {parameter}", state["step"])
     is_compressed = check_flag(f"is_compressed of {parameter}", state["is_compressed"])
     shape = _checked_shape(parameter, state)
+    check_digest(parameter, state)
     kept = memory if is_compressed else PRESETS["exact"]
     names: tuple[Name, ...] = ("first", "second")
     for name in names:

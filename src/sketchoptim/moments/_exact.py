@@ -12,9 +12,8 @@ class ExactMoment(Moment, storage=Exact):
 
     @classmethod
     def declare(cls, storage: Exact, name: Name, table: Table, fill: float) -> tuple[Part, ...]:
-        least = 0.0 if name == "second" else -float("inf")
         shape = tuple(table.shape)
-        return (Part("values", shape, dtype=None, by="row", initial=fill, least=least),)
+        return (Part("values", shape, dtype=None, by="row", initial=fill, may_overflow=True),)
 
     def exact_values(self) -> Tensor:
         return self.tensors["values"]

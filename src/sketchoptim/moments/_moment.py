@@ -78,7 +78,9 @@ class Part:
     initial: float | Tensor = 0.0
     least: float = -math.inf
     most: float = math.inf
-    """Values outside [least, most], and NaN, are damage."""
+    """Values outside [least, most], and NaN and infinity, are damage."""
+    may_overflow: bool = False
+    """Whether a run may leave any numbers in it, as one of torch.optim may: none are damage."""
     other_shapes: tuple[tuple[int, ...], ...] = ()
     """Shapes that it may take on during a run."""
 
@@ -120,7 +122,7 @@ class Part:
 
     def damage(self, tensor: Tensor) -> str | None:
         """Why values that a tensor holds cannot be this part's, or None."""
-        if not tensor.numel() or tensor.is_meta:
+        if not tensor.numel() or tensor.is_meta or self.may_overflow:
             return None
         low, high = (extreme.item() for extreme in torch.aminmax(tensor.detach()))
         if math.isfinite(low) and math.isfinite(high) and self.least <= low <= high <= self.most:

@@ -31,17 +31,20 @@ def pack(optimizer: Algorithm) -> Packed:
         }
         for group in optimizer.param_groups
     ]
-    # Whatever else there is in the state, by another key than a parameter, stays as in torch.optim.
-    state = {
-        numbers[key] if isinstance(key, Tensor) else key: it for key, it in optimizer.state.items()
+    # State by another key than a parameter's stays, as in torch.optim.
+    state: dict[Any, Any] = {
+        key: it for key, it in optimizer.state.items() if not isinstance(key, Tensor)
     }
     for key, parameter, group in keyed_parameters(optimizer):
-        if is_dtensor(parameter) and parameter in optimizer.state:
-            table = _shards.table_of(parameter, key)
-            whole = dict(optimizer.state[parameter])
-            for entry, part in _parts(optimizer, group, table, whole).items():
-                whole[entry] = _shards.as_global(parameter, part, whole[entry])
-            state[numbers[parameter]] = whole
+        if parameter in optimizer.state:
+            entries = dict(optimizer.state[parameter])
+            if is_dtensor(parameter):
+                table = _shards.table_of(parameter, key)
+                for entry, part in _parts(optimizer, group, table, entries).items():
+                    entries[entry] = _shards.as_global(parameter, part, entries[entry])
+            if entries:
+                entries[_state.DIGEST] = _state.digest(entries)
+            state[numbers[parameter]] = entries
     return {"state": state, "param_groups": groups}
 
 
@@ -159,10 +162,11 @@ def _checked_states(
             raise TypeError(f"the state of {where} must be a dict, got {state!r}")
         table = _shards.table_of(parameter, key)
         saved_group = groups[_index(optimizer, group)]
-        state = dict(state)
+        whole, state = state, dict(state)
         for entry, part in _parts(optimizer, saved_group, table, state).items():
             state[entry] = _shards.as_held(parameter, part, state[entry])
         _state.check_saved(where, table, state, _stored_moments(optimizer, saved_group, state))
+        _state.check_digest(where, whole)
         found[parameter] = state
     return found
 
