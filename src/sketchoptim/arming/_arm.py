@@ -12,7 +12,7 @@ from .._validation import PLAIN_TENSORS, is_dtensor
 from .._warning import warn
 from ..deferred import DeferredGradient
 from ._embeddings import ArmedEmbedding, ArmedEmbeddingBag, ArmedTable
-from ._heads import ArmedLinear
+from ._heads import ArmedLinear, ArmedLinearCrossEntropy
 from ._layers import ArmedLayer, arm_, disarm_, replaces_forward
 from ._replicas import replicated_layers
 
@@ -115,7 +115,7 @@ def materialize_gradients(model: nn.Module) -> None:
             parameter.grad = parameter.grad.to_plain()
 
 
-_MIXINS: tuple[type[ArmedLayer], ...] = (ArmedEmbedding, ArmedEmbeddingBag)
+_MIXINS: tuple[type[ArmedLayer], ...] = (ArmedEmbedding, ArmedEmbeddingBag, ArmedLinearCrossEntropy)
 
 
 def _plans(

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from .._torch_private import disable_dynamo
+from ..nn import LinearCrossEntropy
 from ._layers import ArmedLayer, is_trained
 from ._logits import deferred_logits
 from ._replicas import followed
@@ -21,3 +22,12 @@ class ArmedLinear(ArmedLayer, nn.Linear):
         if not (is_trained(self.weight) and is_valid):
             return super().forward(input)
         return deferred_logits(input, followed(self.weight), self.bias)
+
+
+class ArmedLinearCrossEntropy(ArmedLayer, LinearCrossEntropy):
+    """A fused head, whose gradient is deferred anyway; under DDP it is exchanged."""
+
+    armed_kind = LinearCrossEntropy
+
+    def read(self) -> Tensor:
+        return followed(self.weight) if is_trained(self.weight) else self.weight

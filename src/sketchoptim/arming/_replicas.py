@@ -21,6 +21,7 @@ from ..deferred import (
     PlainRows,
     Scale,
     SharedSum,
+    everywhere,
     gathered_lookups,
     joined_lookups,
 )
@@ -79,9 +80,8 @@ class _Replicas:
                 if isinstance(layer, ArmedLayer)
             )
         )
-        managed = set(ddp._module_parameters)
-        names = [name for name, it in ddp.module.named_parameters() if it in managed]
-        wrong = [name for name in names if ddp.module.get_parameter(name) in self.weights]
+        managed = set(ddp._module_parameters).intersection(self.weights)
+        wrong = [name for name, it in ddp.module.named_parameters() if it in managed]
         if wrong:
             raise RuntimeError(
                 f"DistributedDataParallel must leave parameters with deferred gradients alone, but "
@@ -114,14 +114,9 @@ class _Replicas:
 
     def _flags_everywhere(self, owned: list["_Owned"]) -> list[list["_Flags"]]:
         """By parameter, the flags of each process."""
-        import torch.distributed as dist
-
         flags = [it.flags() for it in owned]
-        own = torch.tensor(flags, dtype=torch.int64, device=self.weights[0].device)
-        room = own.new_empty(dist.get_world_size(self.group), *own.shape)
-        dist.all_gather_into_tensor(room, own[None], group=self.group)
-        everywhere: list[list[list[int]]] = room.tolist()
-        return [[_Flags(*each[number]) for each in everywhere] for number in range(len(flags))]
+        found = everywhere(flags, self.weights[0].device, self.group)
+        return [[_Flags(*each[number]) for each in found] for number in range(len(flags))]
 
     def _mean(self, weight: Tensor, own: "_Owned", flags: list["_Flags"]) -> Tensor | None:
         import torch.distributed as dist

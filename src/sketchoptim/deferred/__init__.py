@@ -3,7 +3,7 @@
 from ._gradient import DeferredGradient, DeferredRows, is_row_sparse, plain_if_it_exists
 from ._lookups import Lookups
 from ._parts import Part, PlainRows, Reader, Scale
-from ._shared import SharedSum, gathered_lookups, joined_lookups
+from ._shared import SharedSum, everywhere, gathered_lookups, joined_lookups
 
 __all__ = [
     "DeferredGradient",
@@ -14,6 +14,7 @@ __all__ = [
     "Reader",
     "Scale",
     "SharedSum",
+    "everywhere",
     "gathered_lookups",
     "is_row_sparse",
     "joined_lookups",

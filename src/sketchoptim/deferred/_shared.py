@@ -128,7 +128,7 @@ def gathered_lookups(
     assert own.offsets is not None
     assert own.lookup_weights is not None
     counts = torch.diff(own.offsets, append=own.offsets.new_tensor([own.ids.numel()]))
-    sizes = _gathered_sizes([own.ids.numel(), len(counts)], weight.device, group)
+    sizes = everywhere([own.ids.numel(), len(counts)], weight.device, group)
     ids, factors = (
         _gathered(part, [size for size, _ in sizes], group)
         for part in (own.ids, own.lookup_weights)
@@ -148,16 +148,14 @@ def gathered_lookups(
     )
 
 
-def _gathered_sizes(
-    sizes: list[int], device: torch.device, group: "ProcessGroup"
-) -> list[list[int]]:
+def everywhere(numbers: Any, device: torch.device, group: "ProcessGroup") -> list[Any]:
+    """The integers of each process, in lists of one shape."""
     import torch.distributed as dist
 
-    own = torch.tensor(sizes, dtype=torch.int64, device=device)
-    everywhere = own.new_empty(dist.get_world_size(group), len(sizes))
-    dist.all_gather_into_tensor(everywhere, own[None], group=group)
-    found: list[list[int]] = everywhere.tolist()
-    return found
+    own = torch.tensor(numbers, dtype=torch.int64, device=device)
+    room = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(room, own, group=group)
+    return [it.tolist() for it in room]
 
 
 def _gathered(own: Tensor, sizes: list[int], group: "ProcessGroup") -> Tensor:
@@ -167,8 +165,8 @@ def _gathered(own: Tensor, sizes: list[int], group: "ProcessGroup") -> Tensor:
     # As bytes, because not every backend has every dtype; padded to one size.
     room = own.new_zeros(max(sizes), *own.shape[1:])
     room[: len(own)] = own
-    everywhere = [torch.empty_like(room).view(torch.uint8) for _ in sizes] if room.numel() else []
-    if everywhere:
-        dist.all_gather(everywhere, room.view(torch.uint8), group=group)
-    parts = [it.view(own.dtype)[:size] for it, size in zip(everywhere, sizes, strict=False)]
+    rooms = [torch.empty_like(room).view(torch.uint8) for _ in sizes] if room.numel() else []
+    if rooms:
+        dist.all_gather(rooms, room.view(torch.uint8), group=group)
+    parts = [it.view(own.dtype)[:size] for it, size in zip(rooms, sizes, strict=False)]
     return torch.cat([own[:0], *parts])

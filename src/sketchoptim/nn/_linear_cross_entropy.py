@@ -254,11 +254,15 @@ class LinearCrossEntropy(nn.Module):
         """The parameters with a row for each class, which `so.find_tables` looks for."""
         return [self.weight]
 
+    def read(self) -> Tensor:
+        """The weight, for a computation that autograd follows."""
+        return self.weight
+
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """The loss of hidden states ``[..., in_features]`` and targets ``[...]``."""
         return linear_cross_entropy(
             input,
-            self.weight,
+            self.read(),
             target,
             bias=self.bias,
             ignore_index=self.ignore_index,
