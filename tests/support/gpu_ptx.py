@@ -9,9 +9,9 @@ from typing import Any
 import gpu_compile
 import ptx
 import triton
-from experiments.studies.gpu_host import StandInDriver, driven_by
 from torch import Tensor
 
+from experiments.studies.gpu_host import StandInDriver, driven_by
 from sketchoptim.ops._gpu_launches import Launch
 
 _numbers = count(1)
