@@ -5,11 +5,14 @@
 
 #include <cstdint>
 
-#define SKETCHOPTIM_ABI 11
+#define SKETCHOPTIM_ABI 12
 
 enum DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 enum Kind : int32_t { kNone = 0, kExact = 1, kRowWise = 2, kSketch = 3 };
 enum Form : int32_t { kLinear = 0, kPaper = 1, kBucket = 2, kConservative = 3 };
+
+// What is found out about a step among several. Only those that are grouped or ascend are run.
+enum Finding : int32_t { kAscends = 0, kIsUnordered = 1, kIsOutside = 2, kIsNotFinite = 3 };
 
 enum Combination : int32_t { kSum = 0, kLeast = 1, kMedian = 2 };
 
@@ -36,6 +39,9 @@ struct Moment {
   int64_t width;
   void* data;
   const int64_t* words;  // [depth, 4]
+  float* stored_scale;   // where a sketch keeps its scale, its number if it has one for what was
+  float* stored_start;   // never written, and its number of writes if its counters are rounded
+  int64_t* writes;
 };
 
 // The rows of a gradient. Row r of the step is parameter row ids[r] (or first_id + r without ids),
@@ -55,6 +61,8 @@ struct Gradient {
 
 struct Step {
   void* parameter;  // [n, dim]
+  int64_t n;
+  double* step_count;
   int64_t dim;
   int32_t dtype;
   int32_t threads;
@@ -80,7 +88,49 @@ struct Step {
   uint32_t rounding_key;  // one for a step; see rounding.h
   int64_t first_row;   // of the parameter in its table: added to an id that is hashed or rounded by
   int64_t piece_rows;  // of a dense gradient, that one thread takes at a time
+  int64_t most_row_values;  // a dense gradient with more rows is taken in pieces
+  int32_t finding;  // what is found before it is run; see Finding
+  int64_t shared;   // rows with several entries
 };
+
+// The numbers of a rule, as the host computes them: the constants of an optimizer, and what the
+// number of the step makes of them.
+struct Rule {
+  double step_size;
+  double second_root;
+  double eps;
+  double weight_decay;
+  double shrink;
+  double nesterov;  // or NaN
+  double clip;      // or NaN
+  double first_decay;  // or NaN if the first moment does not move
+  double first_weight;
+  double second_decay;  // or NaN
+  double second_weight;
+  double is_maximizing;
+  double is_ratio;
+};
+
+// The step of one parameter among several: what is new in each step.
+struct Call {
+  Step* step;  // parameter and moments; all else is filled in
+  const Rule* rule;
+  const void* values;
+  const int64_t* ids;     // none for a dense gradient
+  int64_t entries;        // ids, or rows
+  int64_t is_checked;     // gradients must be finite
+  int64_t rounding_key;   // of new rows of half precision, or -1: they are rounded to nearest
+};
+
+// Steps of different parameters, which share no memory that changes.
+struct Calls {
+  const Call* call;
+  int64_t count;
+  int32_t threads;
+  int64_t elements_for_threads;  // below this many elements, threads cost more than they save
+};
+
+
 
 // A search for the `k` best of `count` classes, for each of up to kMaxQueries queries. The score of
 // a class is combined from one row of each tables[j]: that of its bucket in hash row j. Rows have
@@ -181,6 +231,24 @@ int32_t sketchoptim_inspect(const Step* step);
 
 // Moves the moments and the rows of the parameter.
 void sketchoptim_step(const Step* step);
+
+// The four parts of a step of several parameters. The first three change no parameter and no moment.
+// Results are the same for every number of threads.
+
+// Fills the steps in and looks at the ids. Returns how many bytes sketchoptim_group_ids() needs, or
+// -(i + 1) if an id of call i is outside its table.
+int64_t sketchoptim_check_ids(const Calls* calls);
+
+// Groups equal ids in a room of so many bytes, aligned to 64. Returns how many bytes the next part
+// needs.
+int64_t sketchoptim_group_ids(const Calls* calls, void* room);
+
+// Shares memory of so many bytes, aligned to 64, among the steps, and looks for gradients that are
+// not finite. Returns how many steps have such: they are not run.
+int64_t sketchoptim_check_values(const Calls* calls, void* memory);
+
+// Counts the steps, decays what decays as a whole, and moves moments and rows.
+void sketchoptim_run(const Calls* calls);
 
 // Fills the output: sums or means of rows in float32, in the order of ids. Returns 0; or t + 1 where
 // table t has an id outside [0, rows), or -(t + 1) where its offsets do not ascend from its first id

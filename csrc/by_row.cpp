@@ -66,8 +66,7 @@ void for_blocks(const Squares& squares, Span rows, Visit visit) {
 template <typename Visit>
 void for_counters(const Moment& m, const Squares& squares, int32_t threads, Visit visit) {
   const int64_t parts = std::min(std::max(1, threads), m.depth);
-#pragma omp parallel for schedule(static, 1) num_threads(parts) if (parts > 1)
-  for (int64_t part = 0; part < parts; ++part) {
+  for_parts(parts, [&](int64_t part) {
     const Span hash_rows = share(m.depth, part, parts);
     for_blocks(squares, Span{0, squares.rows}, [&](Block& block, Span rows) {
       for (int64_t j = hash_rows.begin; j < hash_rows.end; ++j) {
@@ -75,15 +74,14 @@ void for_counters(const Moment& m, const Squares& squares, int32_t threads, Visi
         for (int64_t r = rows.begin; r < rows.end; ++r) visit(r, block.at[r - rows.begin]);
       }
     });
-  }
+  });
 }
 
 // Calls visit(r, least) for every row r, with the least of its readings.
 template <typename Visit>
 void for_estimates(const Moment& m, const Squares& squares, int32_t threads, Visit visit) {
   const int64_t parts = std::max(1, threads);
-#pragma omp parallel for schedule(static, 1) num_threads(parts) if (parts > 1)
-  for (int64_t part = 0; part < parts; ++part)
+  for_parts(parts, [&](int64_t part) {
     for_blocks(squares, share(squares.rows, part, parts), [&](Block& block, Span rows) {
       float least[kBlockRows];
       const int64_t count = rows.end - rows.begin;
@@ -96,6 +94,7 @@ void for_estimates(const Moment& m, const Squares& squares, int32_t threads, Vis
       }
       for (int64_t i = 0; i < count; ++i) visit(rows.begin + i, least[i]);
     });
+  });
 }
 
 // Prefetches all counters in the order of memory, if most of them are about to be read. In the
@@ -110,9 +109,12 @@ void prefetch_counters(const Moment& m, int64_t rows) {
 // Calls visit(r, number) for every row r, with its own number of a row-wise moment.
 template <typename Visit>
 void for_numbers(const Moment& m, const Squares& squares, int32_t threads, Visit visit) {
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-  for (int64_t r = 0; r < squares.rows; ++r)
-    visit(r, static_cast<float*>(m.data)[squares.id(r)]);
+  const int64_t parts = std::max(1, threads);
+  for_parts(parts, [&](int64_t part) {
+    const Span rows = share(squares.rows, part, parts);
+    for (int64_t r = rows.begin; r < rows.end; ++r)
+      visit(r, static_cast<float*>(m.data)[squares.id(r)]);
+  });
 }
 
 // Rows one after the other, in ascending order.

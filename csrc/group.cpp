@@ -25,10 +25,21 @@ struct Digits {
   }
 };
 
+// Up to this many entries are sorted by comparing them: a radix sort clears a table for each digit.
+constexpr int64_t kFew = 64;
+
 // Writes (id << 32 | position) of each id into entries and returns them sorted, in either buffer.
 uint64_t* sorted_entries(const int64_t* ids, int64_t count, uint64_t* entries, uint64_t* other) {
+  if (count <= kFew) {
+    for (int64_t i = 0; i < count; ++i)
+      entries[i] = static_cast<uint64_t>(ids[i]) << kIdBits | static_cast<uint64_t>(i);
+    std::sort(entries, entries + count);
+    return entries;
+  }
   const Digits digits(count ? static_cast<uint64_t>(*std::max_element(ids, ids + count)) : 0);
-  uint32_t begins[kMostDigits][1 << kMostDigitBits] = {};
+  uint32_t begins[kMostDigits][1 << kMostDigitBits];
+  for (int digit = 0; digit < digits.count; ++digit)
+    std::fill_n(begins[digit], 1 << digits.bits, 0);
   for (int64_t i = 0; i < count; ++i) {
     const uint64_t id = static_cast<uint64_t>(ids[i]);
     entries[i] = id << kIdBits | static_cast<uint64_t>(i);
@@ -36,9 +47,9 @@ uint64_t* sorted_entries(const int64_t* ids, int64_t count, uint64_t* entries, u
   }
   for (int digit = 0; digit < digits.count; ++digit) {
     uint32_t begin = 0;
-    for (uint32_t& here : begins[digit]) {
-      const uint32_t size = here;
-      here = begin;
+    for (int64_t value = 0; value < 1 << digits.bits; ++value) {
+      const uint32_t size = begins[digit][value];
+      begins[digit][value] = begin;
       begin += size;
     }
     for (int64_t i = 0; i < count; ++i)

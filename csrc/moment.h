@@ -13,6 +13,15 @@ inline Span share(int64_t total, int64_t part, int64_t parts) {
   return {total * part / parts, total * (part + 1) / parts};
 }
 
+// Calls visit(part) for every part, each on a thread of its own. One part alone does without OpenMP,
+// which takes as long to begin as a small table takes in all.
+template <typename Visit>
+void for_parts(int64_t parts, Visit visit) {
+  if (parts == 1) return visit(0);
+#pragma omp parallel for schedule(static, 1) num_threads(parts)
+  for (int64_t part = 0; part < parts; ++part) visit(part);
+}
+
 // What a moment has to move by. A sum that has overflowed stays inf: inf * 0 would be NaN.
 template <typename Number>
 INLINE Number delta(const Moment& m, Number old, Number x) {

@@ -43,8 +43,7 @@ template <typename Visit>
 void in_parallel(const Step& s, bool by_column, RowWork unit, Visit visit) {
   const int64_t parts = std::max(1, s.threads), rows = s.gradient.rows;
   const int64_t lines = (s.dim + kLine - 1) / kLine, size = buffer_size(s);
-#pragma omp parallel for schedule(static, 1) num_threads(s.threads) if (parts > 1)
-  for (int64_t part = 0; part < parts; ++part) {
+  for_parts(parts, [&](int64_t part) {
     float* buffer = static_cast<float*>(s.workspace) + part * size;
     if (by_column) {
       const Span span = share(lines, part, parts);
@@ -52,7 +51,7 @@ void in_parallel(const Step& s, bool by_column, RowWork unit, Visit visit) {
     } else {
       visit(share_of_rows(s.gradient, unit, part, parts), Span{0, s.dim}, buffer);
     }
-  }
+  });
 }
 
 INLINE int64_t id_of(const Step& s, int64_t r) {

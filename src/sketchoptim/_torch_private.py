@@ -28,11 +28,17 @@ __all__ = [
     "linear_by_onednn",
     "mark_as_stepped_",
     "plain_torch_function",
+    "stored_ids",
+    "stored_values",
     "version_of",
     "was_stepped",
     "without_torch_function",
     "wrapper_tensor",
 ]
+
+
+# The ids and the values of a sparse gradient, without a look at their memory.
+stored_ids, stored_values = Tensor._indices, Tensor._values
 
 
 def entries(gradient: Tensor) -> tuple[Tensor, Tensor]:
@@ -41,7 +47,7 @@ def entries(gradient: Tensor) -> tuple[Tensor, Tensor]:
     The public `indices` and `values` refuse gradients that are not coalesced; coalescing them
     would copy every row.
     """
-    ids, values = gradient._indices(), gradient._values()
+    ids, values = stored_ids(gradient), stored_values(gradient)
     if not (ids.data_ptr() and values.data_ptr()):  # empty, or freed
         check_storage("the ids of a gradient", ids)
         check_storage("the values of a gradient", values)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import sketchoptim as so
 from sketchoptim.moments import Average, Moments, Table, create, open_moment
-from sketchoptim.ops import LARGEST_GRADIENT, FusedRule, find_kernels
+from sketchoptim.ops import LARGEST_GRADIENT, Calls, FusedRule, find_kernels
 from sketchoptim.storage import PRESETS, Sketched
 
 pytestmark = needs_native
@@ -127,7 +127,7 @@ def test_a_check_finds_the_one_number_that_is_too_large(level, dim):
 
     def is_finite(values: Tensor) -> bool:
         gradient = sparse(torch.tensor([1]), values, parameter.shape)
-        return kernels.prepare(gradient, RULE, is_checked=True, rounding_key=None).is_finite
+        return Calls().check_([kernels.prepare(gradient, RULE, is_checked=True, rounding_key=None)])
 
     values = torch.full((1, dim), -LARGEST_GRADIENT)
     assert is_finite(values)
@@ -148,11 +148,9 @@ def test_a_step_keeps_less_than_two_copies_of_the_touched_rows(dtype, copies):
     gradient = sparse(ids, values, (rows, dim))
     with stepping_by(LEVELS[-1]):
         kernels, _ = find_kernels(parameter, lean_moments(parameter))
-        step = kernels.prepare(gradient, RULE, is_checked=True, rounding_key=None)
-    assert step.is_finite
-    kept = [it for it in (*step.kept, kernels.squares) if it is not None]
-    own = {it.data_ptr(): it.nbytes for it in kept if it.data_ptr() != values.data_ptr()}
-    assert sum(own.values()) < 2 * parameter.nbytes
+        calls = Calls()
+        assert calls.check_([kernels.prepare(gradient, RULE, is_checked=True, rounding_key=None)])
+    assert 0 < sum(it.nbytes for it in calls._memory) < 2 * parameter.nbytes
 
 
 def test_a_table_of_more_elements_than_32_bits_count_is_stepped_at_both_ends():

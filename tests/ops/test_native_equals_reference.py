@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from backends import LEVELS, needs_native, stepping_by
+from backends import LEVELS, needs_native, step_once, stepping_by
 from gradients import sparse
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -152,7 +152,7 @@ def test_two_parts_of_a_table_step_as_the_whole(level, dtype):
             kernels, _ = find_kernels(parameter, Moments(None, second), first_row=first_row)
             backend = kernels or Reference(parameter, Moments(None, second), first_row=first_row)
             assert (kernels is None) == (level is None)
-            backend.prepare(gradient[part], rule, is_checked=True, rounding_key=key).run_()
+            step_once(backend, gradient[part], rule, is_checked=True, rounding_key=key)
         return parameter, tensors["counters"]
 
     parameter, counters = step(slice(0, rows))

@@ -94,6 +94,7 @@ TYPES = {
     "int32_t": ctypes.c_int32,
     "uint32_t": ctypes.c_uint32,
     "int64_t": ctypes.c_int64,
+    "double": ctypes.c_double,
     "float": ctypes.c_float,
     "Gradient": _native.Gradient,
     "Moment": _native.Moment,
@@ -113,7 +114,7 @@ def fields_in_header(struct: str) -> list[tuple[str, object]]:
     return fields
 
 
-@pytest.mark.parametrize("struct", [_native.Moment, _native.Gradient, _native.Step])
+@pytest.mark.parametrize("struct", [_native.Moment, _native.Gradient, _native.Step, _native.Calls])
 def test_every_struct_mirrors_the_header_field_by_field(struct):
     assert [tuple(field) for field in struct._fields_] == fields_in_header(struct.__name__)
 

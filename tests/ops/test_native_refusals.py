@@ -248,11 +248,3 @@ def test_a_checkpoint_of_another_layout_is_laid_out_again(preset):
         optimizer.step()
     assert taken.native == 2
     assert torch.equal(again, parameter)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
-def test_kernels_refuse_values_of_another_dtype(dtype):
-    kernels, _ = kernels_for(contiguous(), so.RowWise())
-    gradient = row_of(torch.ones(1, 4, dtype=dtype))
-    with pytest.raises(ValueError, match="needs 4 contiguous elements of torch"):
-        kernels.prepare(gradient, FUSED, is_checked=True, rounding_key=None)

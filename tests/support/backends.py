@@ -5,6 +5,7 @@ import functools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sketchoptim.ops import _native, cpu, reference
+from sketchoptim.ops import Calls, CpuKernels, Reference, _calls, _native, cpu, reference
 
 _ORDER = ("base", "v3", "v4")
 
@@ -56,11 +57,11 @@ def stepping_by(level: str | None, *, threads: int = 1) -> Iterator[Counter]:
     those of IEEE 754, as are the kernels', so that a comparison can ask for the same bits.
     """
     counter = Counter()
-    run_native, run_reference = cpu._CpuStep.run_, reference.ReferenceStep.run_
+    run_native, run_reference = Calls.run_, reference.ReferenceStep.run_
 
-    def counted_native(step: cpu._CpuStep) -> None:
-        counter.native += 1
-        run_native(step)
+    def counted_native(calls: Calls) -> None:
+        counter.native += len(calls._steps)
+        run_native(calls)
 
     def counted_reference(step: reference.ReferenceStep) -> None:
         counter.reference += 1
@@ -73,15 +74,27 @@ def stepping_by(level: str | None, *, threads: int = 1) -> Iterator[Counter]:
         with (
             mock.patch.object(_native, "library", return_value=chosen),
             # However little there is to do, it is done by all the threads and in pieces.
-            mock.patch.object(cpu, "_ELEMENTS_FOR_THREADS", 0),
+            mock.patch.object(_calls, "_ELEMENTS_FOR_THREADS", 0),
             mock.patch.object(cpu, "CHUNK_ELEMENTS", 20),
-            mock.patch.object(cpu._CpuStep, "run_", counted_native),
+            mock.patch.object(Calls, "run_", counted_native),
             mock.patch.object(reference.ReferenceStep, "run_", counted_reference),
             mock.patch.object(Tensor, "sqrt", lambda x: torch.from_numpy(np.sqrt(x.numpy()))),
         ):
             yield counter
     finally:
         torch.set_num_threads(before)
+
+
+def step_once(backend: CpuKernels | Reference, *args: Any, **options: Any) -> None:
+    """Prepares a step, checks it and runs it."""
+    step = backend.prepare(*args, **options)
+    assert step is not None
+    if isinstance(step, CpuKernels):
+        calls = Calls()
+        assert calls.check_([step])
+        calls.run_()
+    else:
+        step.run_()
 
 
 def bits(tensor: Tensor) -> Tensor:

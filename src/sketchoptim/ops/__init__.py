@@ -1,10 +1,12 @@
 """Backends, which run prepared steps of single parameters, and what else has C++ kernels."""
 
 from ._bags import Mode, pool_bags
+from ._calls import Calls
 from ._dispatch import (
     CountingKernels,
     Kernels,
     PreparedStep,
+    RunnableStep,
     counts_steps,
     find_kernels,
     reference_only,
@@ -15,13 +17,16 @@ from ._native import description as describe_cpu_kernels
 from ._rule import AnyRule, FusedRule, Rule
 from ._schedule import Schedule
 from ._top_classes import Combination, TopClasses, class_scores, top_classes
+from .cpu import CpuKernels
 from .reference import LARGEST_GRADIENT, Reference, ReferenceStep
 
 __all__ = [
     "LARGEST_GRADIENT",
     "AnyRule",
+    "Calls",
     "Combination",
     "CountingKernels",
+    "CpuKernels",
     "FusedRule",
     "Kernels",
     "Mode",
@@ -29,6 +34,7 @@ __all__ = [
     "Reference",
     "ReferenceStep",
     "Rule",
+    "RunnableStep",
     "RunningSoftmax",
     "Schedule",
     "SoftmaxLoss",

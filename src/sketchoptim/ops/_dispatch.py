@@ -14,7 +14,7 @@ from ._rule import AnyRule
 
 
 class PreparedStep(Protocol):
-    """A step that has been checked; until `run_`, nothing has changed."""
+    """A step that is checked, at once or by `Calls`; until it is run, nothing has changed."""
 
     @property
     def touched(self) -> int:
@@ -23,6 +23,10 @@ class PreparedStep(Protocol):
     @property
     def is_finite(self) -> bool:
         """Whether every gradient that would reach the moments is finite, and its square is too."""
+
+
+class RunnableStep(PreparedStep, Protocol):
+    """A step that runs by itself, not by `Calls`."""
 
     def run_(self) -> None:
         """Moves the moments and the touched rows of the parameter."""
@@ -39,8 +43,10 @@ class Kernels(Protocol):
 
     def prepare(
         self, gradient: Tensor, rule: AnyRule, *, is_checked: bool, rounding_key: int | None
-    ) -> PreparedStep | None:
+    ) -> "cpu.CpuKernels | RunnableStep | None":
         """The next step, one at a time; None where there is no kernel for this gradient or rule.
+
+        A gradient of another shape, dtype or device than the parameter gives None too.
 
         Unless `is_checked`, the gradient is taken to be finite. With a key, new rows of bfloat16 or
         float16 are rounded stochastically by the bits of `_rounding.noise`, else to nearest.
@@ -109,13 +115,18 @@ def rehearsing_gpu() -> Iterator[None]:
 
 
 def find_kernels(
-    parameter: Tensor, moments: Moments, *, first_row: int = 0
+    parameter: Tensor,
+    moments: Moments,
+    *,
+    first_row: int = 0,
+    step_count: Tensor | None = None,
 ) -> tuple[Kernels | None, str | None]:
     """The kernels for a parameter with these moments, or the reason why there are none.
 
     Neither where the whole process runs on the reference, which has been said already. Where the
     parameter is a part of a larger table, from its row `first_row` on, gradients and moments by row
-    keep the part's numbers, while sketches and rounding take those of the table.
+    keep the part's numbers, while sketches and rounding take those of the table. The CPU's kernels
+    count steps in `step_count`, one float64.
     """
     if _is_reference_only.get():
         return None, None
@@ -128,7 +139,7 @@ def find_kernels(
     reason = cpu.unsupported_reason(parameter, moments, first_row)
     if reason is not None:
         return None, reason
-    return cpu.CpuKernels(parameter, moments, first_row=first_row), None
+    return cpu.CpuKernels(parameter, moments, first_row=first_row, step_count=step_count), None
 
 
 def gpu_module() -> ModuleType | None:

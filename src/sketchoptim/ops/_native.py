@@ -10,7 +10,7 @@ import torch
 
 from .._warning import warn
 
-_ABI = 11
+_ABI = 12
 # From torch's name of what the machine can do to our name of what a library was built for.
 _LEVELS = {"AVX512": "v4", "AVX2": "v3"}
 
@@ -32,6 +32,9 @@ class Moment(ctypes.Structure):
         ("width", c_int64),
         ("data", c_void_p),
         ("words", c_void_p),
+        ("stored_scale", c_void_p),
+        ("stored_start", c_void_p),
+        ("writes", c_void_p),
     ]
 
 
@@ -51,6 +54,8 @@ class Gradient(ctypes.Structure):
 class Step(ctypes.Structure):
     _fields_ = [
         ("parameter", c_void_p),
+        ("n", c_int64),
+        ("step_count", c_void_p),
         ("dim", c_int64),
         ("dtype", c_int32),
         ("threads", c_int32),
@@ -76,6 +81,18 @@ class Step(ctypes.Structure):
         ("rounding_key", c_uint32),
         ("first_row", c_int64),
         ("piece_rows", c_int64),
+        ("most_row_values", c_int64),
+        ("finding", c_int32),
+        ("shared", c_int64),
+    ]
+
+
+class Calls(ctypes.Structure):
+    _fields_ = [
+        ("call", c_void_p),
+        ("count", c_int64),
+        ("threads", c_int32),
+        ("elements_for_threads", c_int64),
     ]
 
 
@@ -168,6 +185,13 @@ def load(name: str) -> ctypes.CDLL:
     library.sketchoptim_ascend.restype = c_int32
     library.sketchoptim_differentiate_logits.argtypes = [POINTER(LogitBlock)]
     library.sketchoptim_differentiate_logits.restype = None
+    for name in ("check_ids", "run"):
+        getattr(library, f"sketchoptim_{name}").argtypes = [POINTER(Calls)]
+    for name in ("group_ids", "check_values"):
+        getattr(library, f"sketchoptim_{name}").argtypes = [POINTER(Calls), pointer]
+    for name in ("check_ids", "group_ids", "check_values"):
+        getattr(library, f"sketchoptim_{name}").restype = c_int64
+    library.sketchoptim_run.restype = None
     library.sketchoptim_group.argtypes = [pointer, c_int64, pointer, POINTER(Gradient)]
     library.sketchoptim_group.restype = c_int64
     library.sketchoptim_hash.argtypes = [
@@ -179,18 +203,12 @@ def load(name: str) -> ctypes.CDLL:
         *[pointer] * 2,
     ]
     library.sketchoptim_hash.restype = None
-    library.sketchoptim_inspect.argtypes = [POINTER(Step)]
-    library.sketchoptim_inspect.restype = c_int32
     library.sketchoptim_noise.argtypes = [c_uint32, pointer, c_int64, c_int64, pointer]
     library.sketchoptim_noise.restype = None
     library.sketchoptim_pool_bags.argtypes = [POINTER(Bags)]
     library.sketchoptim_pool_bags.restype = c_int64
-    library.sketchoptim_step.argtypes = [POINTER(Step)]
-    library.sketchoptim_step.restype = None
     library.sketchoptim_top_classes.argtypes = [POINTER(TopClasses)]
     library.sketchoptim_top_classes.restype = c_int32
-    library.sketchoptim_workspace.argtypes = [POINTER(Step)]
-    library.sketchoptim_workspace.restype = c_int64
     return library
 
 

@@ -1,19 +1,17 @@
-"""The step in C++: one call that sums duplicates, moves the moments and the parameter's rows."""
+"""The step of one parameter in C++: what the kernels take, and where they find it."""
 
 import ctypes
-from typing import ClassVar, NamedTuple, assert_never
+from typing import ClassVar, assert_never, final
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import increment_version
 
 from .. import _hashing
 from .._rows import CHUNK_ELEMENTS
-from .._sketch import LARGEST_SCALE, SMALLEST_SCALE, Sketch
-from .._torch_private import entries
-from .._validation import PLAIN_TENSORS
+from .._torch_private import entries, stored_ids, stored_values
+from .._validation import PLAIN_TENSORS, check_storage
 from ..deferred import DeferredGradient
-from ..moments import ArrayView, Average, CodesView, KernelView, Moment, Moments, SketchView
+from ..moments import ArrayView, CodesView, KernelView, Moment, Moments, SketchView
 from . import _native
 from ._rule import AnyRule, FusedRule
 from .reference import LARGEST_GRADIENT, ids_error
@@ -22,15 +20,9 @@ _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _EXACT, _ROW_WISE, _SKETCH = 1, 2, 3
 _FORMS = {"linear": 0, "paper": 1, "bucket": 2, "conservative": 3}
 _MAX_DEPTH = 32
-# Below this many elements, threads cost more than they save.
-_ELEMENTS_FOR_THREADS = 1 << 15
-# A buffer of up to this many row values is kept between steps: 64 KiB. With cold caches torch takes
-# as long to allocate one as the kernel takes for a hundred rows.
-_ROWS_KEPT = 1 << 14
-# The workspace of a step with one thread, 16 bytes a column, is kept for up to this many: 64 KiB.
-_COLUMNS_KEPT = 1 << 12
-# The fields of a rule from here on hardly ever change from step to step.
-_CONSTANTS_FROM = FusedRule._fields.index("eps")
+_IS_OUTSIDE, _IS_NOT_FINITE = 2, 3
+_STRIDED = torch.strided
+_NEAREST = 2**64 - 1  # -1 as a 64-bit word
 
 
 def unsupported_reason(parameter: Tensor, moments: Moments, first_row: int = 0) -> str | None:
@@ -80,42 +72,56 @@ def _unsupported_layout(tensor: Tensor, name: str) -> str | None:
     return None
 
 
+@final
 class CpuKernels:
-    """The kernels bound to one parameter: the call, filled in but for gradient and numbers.
+    """The kernels bound to one parameter, and the step of it that is under way.
 
     Python that runs once a step is most of the cost of a small step, and with cold caches ten to
-    thirty times its cost in a loop. So everything known in advance is computed here.
+    thirty times its cost in a loop. So everything known in advance is computed here, `prepare` only
+    notes where a gradient is, and `Calls` takes the steps of all parameters together.
     """
 
     counts_steps: ClassVar[bool] = False
 
-    def __init__(self, parameter: Tensor, moments: Moments, *, first_row: int = 0) -> None:
+    def __init__(
+        self,
+        parameter: Tensor,
+        moments: Moments,
+        *,
+        first_row: int = 0,
+        step_count: Tensor | None = None,
+    ) -> None:
         library = _native.library()
         assert library is not None  # find_kernels() has looked
+        if step_count is None:
+            step_count = torch.zeros((), dtype=torch.float64, device="cpu")
         self.library, self.parameter = library, parameter
+        self.shape, self.dtype = parameter.shape, parameter.dtype
         self.rows, self.dim = parameter.shape[:1].numel(), parameter.shape[1:].numel()
         self.call = _native.Step(
             parameter=parameter.data_ptr(),
+            n=self.rows,
+            step_count=step_count.data_ptr(),
             dim=self.dim,
             dtype=_DTYPES[parameter.dtype],
             largest_gradient=LARGEST_GRADIENT,
             first_row=first_row,
             piece_rows=max(1, CHUNK_ELEMENTS // max(1, self.dim)),
+            most_row_values=CHUNK_ELEMENTS,
         )
-        self.call_gradient = self.call.gradient
-        self.first, self.second = (
-            None if moment is None else _KernelMoment(moment, parameter, call)
-            for moment, call in zip(moments, (self.call.first, self.call.second), strict=True)
-        )
-        # What steps with one thread need; those with several allocate what they need themselves.
-        self.workspace: Tensor | None = None
-        if self.dim <= _COLUMNS_KEPT:
-            self.workspace = torch.empty(16 * self.dim + 64, dtype=torch.uint8, device="cpu")
-        self.squares = torch.empty(0, dtype=torch.float32, device="cpu")
-        self.constants: tuple[object, ...] = ()
+        self.address = ctypes.addressof(self.call)
+        for moment, call in zip(moments, (self.call.first, self.call.second), strict=True):
+            if moment is not None:
+                _describe(moment, parameter, call)
+        self.step_count = step_count
+        self.rule = FusedRule(0.0)
+        self.words: tuple[int, ...] = ()
+        """The step as the 64-bit words of a `Call` in csrc/abi.h, but for its rule."""
+        self.copies: tuple[Tensor, ...] = ()
+        """What the step points to instead of the gradient; `Calls` takes it over."""
 
     def unsupported_reason(self, gradient: Tensor, rule: AnyRule) -> str:
-        """Why `prepare` gave None, and the remedy."""
+        """Why `prepare` gave None for a gradient of this parameter, and the remedy."""
         if isinstance(gradient, DeferredGradient):
             return f"there is no kernel for its {gradient!r}"
         reason = _unsupported_layout(gradient, "its gradient")
@@ -123,165 +129,103 @@ class CpuKernels:
 
     def prepare(
         self, gradient: Tensor, rule: AnyRule, *, is_checked: bool, rounding_key: int | None
-    ) -> "_CpuStep | None":
-        """The step along a gradient, its equal ids grouped, once its rows are known to exist."""
-        is_sparse = gradient.is_sparse
-        is_readable = is_sparse or (gradient.is_contiguous() and not gradient.is_neg())
-        if type(rule) is not FusedRule or type(gradient) not in PLAIN_TENSORS or not is_readable:
+    ) -> "CpuKernels | None":
+        """The next step, for `Calls` to check and to run: itself."""
+        if (
+            type(rule) is not FusedRule
+            or type(gradient) not in PLAIN_TENSORS
+            or gradient.dtype is not self.dtype
+            or gradient.shape != self.shape
+            or not gradient.is_cpu
+        ):
             return None
-        call, part = self.call, self.call_gradient
-        call.step_size, call.second_root, clip = rule.numbers()
-        call.has_clip, call.clip = clip is not None, clip or 0.0
-        constants = rule[_CONSTANTS_FROM:]
-        if constants != self.constants:
-            self._set_constants(rule)
-            self.constants = constants
-        call.is_stochastic = rounding_key is not None
-        call.rounding_key = rounding_key or 0
-        part.starts = part.sums = call.row_values = None
-        ids = sums = squares = None
-        repeated = 0
-        if is_sparse:
-            ids, values, repeated = self._group(*entries(gradient))
-        else:
-            values = gradient
-            part.ids, part.rows = None, self.rows
-        part.values = values.data_ptr()
-        touched: int = part.rows
-        is_large = touched * self.dim >= _ELEMENTS_FOR_THREADS
-        call.threads = torch.get_num_threads() if is_large else 1
-        # Sums found by the check are kept for the step, unless they take more than one copy of the
-        # touched rows: they are float32 where rows may be half as wide.
-        if is_checked and 0 < repeated * 4 <= touched * self.parameter.element_size():
-            sums = torch.empty(repeated * self.dim, dtype=torch.float32, device="cpu")
-            part.sums = sums.data_ptr()
-        # Mean squares by row, found by the check if there is one, become second moments. Those of a
-        # dense gradient with many rows are found by the step, a few at a time.
-        if call.second.is_by_row and (is_sparse or touched <= CHUNK_ELEMENTS):
-            squares = self.squares
-            if squares.numel() < touched:
-                squares = torch.empty(touched, dtype=torch.float32, device="cpu")
-                if touched <= _ROWS_KEPT:
-                    self.squares = squares
-            call.row_values = squares.data_ptr()
-        workspace = self.workspace
-        if is_large or workspace is None:
-            size = self.library.sketchoptim_workspace(call)
-            workspace = torch.empty(size, dtype=torch.uint8, device="cpu")
-        call.workspace = workspace.data_ptr()
-        call.is_inspected = is_checked
-        is_finite = not is_checked or bool(self.library.sketchoptim_inspect(call))
-        return _CpuStep(self, rule, touched, is_finite, (values, ids, sums, squares, workspace))
+        ids: Tensor | None = None
+        ids_at, values, count = 0, gradient, self.rows
+        if gradient.is_sparse:
+            ids, values = stored_ids(gradient), stored_values(gradient)
+            if not (ids.is_contiguous() and values.is_contiguous()):  # a gradient set by hand
+                ids, values = self.copies = ids.contiguous(), values.contiguous()
+            count, ids_at = ids.numel(), ids.data_ptr()
+            if values.numel() != count * self.dim or values.dtype is not self.dtype or not count:
+                if gradient.sparse_dim() != 1:
+                    return None
+                _check_array(values, self.dtype, count * self.dim)
+        elif gradient.layout is not _STRIDED or not gradient.is_contiguous() or gradient.is_neg():
+            return None
+        values_at = values.data_ptr()
+        if not (values_at and (ids_at or ids is None)):  # empty, or freed
+            for tensor in (values, ids):
+                if tensor is not None:
+                    check_storage("a gradient", tensor)
+            if ids is not None and not ids_at:  # sparse without an entry
+                ids_at = self.address
+        key = _NEAREST if rounding_key is None else rounding_key
+        self.words = (self.address, 0, values_at, ids_at, count, is_checked, key)
+        self.rule = rule
+        return self
 
-    def _set_constants(self, rule: FusedRule) -> None:
-        call = self.call
-        call.eps, call.weight_decay, call.shrink = rule.eps, rule.weight_decay, rule.shrink
-        call.is_maximizing, call.is_ratio = rule.maximize, rule.is_ratio
-        call.has_nesterov, call.nesterov = rule.nesterov is not None, rule.nesterov or 0.0
+    @property
+    def touched(self) -> int:
+        """How many rows the step moves, once it is checked."""
+        rows: int = self.call.gradient.rows
+        return rows
 
-    def _group(self, ids: Tensor, values: Tensor) -> tuple[Tensor, Tensor, int]:
-        """Groups equal ids; strictly ascending ones, as coalesced ids are, stay as they are.
+    @property
+    def is_finite(self) -> bool:
+        """Whether every gradient that would reach the moments is finite, and its square is too."""
+        return bool(self.call.finding != _IS_NOT_FINITE)
 
-        Returns ids and values as the call reads them, and how many rows have several entries.
-        """
-        if not values.is_contiguous():  # expanded, as in a gradient that was set by hand
-            values = values.contiguous()
-        ids = ids if ids.is_contiguous() else ids.contiguous()
-        count, address = ids.numel(), ids.data_ptr()
-        if values.numel() != count * self.dim or values.dtype != self.parameter.dtype:
-            _check_array(values, self.parameter.dtype, count * self.dim)
-        ascends = self.library.sketchoptim_ascend(address, count, self.rows)
-        if ascends < 0:
-            raise ids_error(self.parameter, int(ids.min()), int(ids.max()))
-        if ascends:
-            self.call_gradient.rows, self.call_gradient.ids = count, address
-            return ids, values, 0
-        room = torch.empty(3 * count + 1, dtype=torch.int64, device="cpu")
-        repeated = self.library.sketchoptim_group(
-            address, count, room.data_ptr(), self.call_gradient
-        )
-        return room, values, repeated
+    def skip_(self) -> None:
+        """Leaves the step out when `Calls` runs."""
+        self.call.finding = _IS_NOT_FINITE
+
+    @property
+    def has_ids_outside(self) -> bool:
+        """Whether a row id is outside the parameter."""
+        return bool(self.call.finding == _IS_OUTSIDE)
+
+    def ids_error(self, gradient: Tensor) -> ValueError:
+        """What is wrong with the ids of a sparse gradient."""
+        ids, _ = entries(gradient)
+        return ids_error(self.parameter, int(ids.min()), int(ids.max()))
 
 
-class _CpuStep(NamedTuple):
-    """A prepared step. Temporaries are a few numbers a row."""
-
-    kernels: CpuKernels
-    rule: FusedRule
-    touched: int
-    is_finite: bool
-    kept: tuple[Tensor | None, ...]
-    """Memory that the call points to."""
-
-    def run_(self) -> None:
-        kernels, rule = self.kernels, self.rule
-        if kernels.first is not None and rule.first is not None:
-            kernels.first.begin_(rule.first)
-        if kernels.second is not None and rule.second is not None:
-            kernels.second.begin_(rule.second)
-        kernels.library.sketchoptim_step(kernels.call)
-        # Autograd sees writes by torch only, and must refuse graphs of the weights as they were.
-        increment_version(kernels.parameter)
+def _describe(moment: Moment, parameter: Tensor, call: _native.Moment) -> None:
+    """Fills in a moment's part of the call, but for the numbers of a step."""
+    view: KernelView | None = moment.kernel_view()
+    match view:
+        case ArrayView(values, is_by_row=True):
+            _check_array(values, torch.float32, parameter.shape[:1].numel())
+            call.kind, call.is_by_row, call.data = _ROW_WISE, True, values.data_ptr()
+        case ArrayView(values):
+            _check_array(values, parameter.dtype, parameter.numel())
+            call.kind, call.dtype, call.data = _EXACT, _DTYPES[values.dtype], values.data_ptr()
+        case SketchView():
+            _describe_sketch(view, parameter.shape[1:].numel(), call)
+        case None | CodesView():
+            raise AssertionError("unsupported_reason() has looked")
+        case _:
+            assert_never(view)
 
 
-class _KernelMoment:
-    """A moment's part of the call: what it is, once, and how it moves, before each step."""
-
-    def __init__(self, moment: Moment, parameter: Tensor, call: _native.Moment) -> None:
-        self.call = call
-        self.sketch: Sketch | None = None
-        view: KernelView | None = moment.kernel_view()
-        match view:
-            case ArrayView(values, is_by_row=True):
-                _check_array(values, torch.float32, parameter.shape[:1].numel())
-                call.kind, call.is_by_row, call.data = _ROW_WISE, True, values.data_ptr()
-            case ArrayView(values):
-                _check_array(values, parameter.dtype, parameter.numel())
-                call.kind, call.dtype, call.data = _EXACT, _DTYPES[values.dtype], values.data_ptr()
-            case SketchView():
-                self._describe_sketch(view, parameter.shape[1:].numel())
-            case None | CodesView():
-                raise AssertionError("unsupported_reason() has looked")
-            case _:
-                assert_never(view)
-
-    def _describe_sketch(self, view: SketchView, dim: int) -> None:
-        call, sketch = self.call, view.sketch
-        size = sketch.depth * sketch.width * (1 if view.is_by_row else dim)
-        _check_array(sketch.counters, sketch.counters.dtype, size)
-        _check_array(sketch.words, torch.int64, 4 * sketch.depth)
-        _check_array(sketch.scale, torch.float32, 1)
-        self.sketch = sketch
-        self.decays = view.form in ("linear", "conservative")
-        # The memory of a tensor that the sketch keeps, without a call of torch to get at it.
-        self.scale = ctypes.c_float.from_address(sketch.scale.data_ptr())
-        call.kind, call.form, call.dtype = (
-            _SKETCH,
-            _FORMS[view.form],
-            _DTYPES[sketch.counters.dtype],
-        )
-        call.is_signed, call.is_by_row = sketch.is_signed, view.is_by_row
-        call.depth, call.width = sketch.depth, sketch.width
-        call.data, call.words = sketch.counters.data_ptr(), sketch.words.data_ptr()
-
-    def begin_(self, average: Average) -> None:
-        """Describes the next step; decays what decays as a whole."""
-        call, sketch = self.call, self.sketch
-        decay, weight = average
-        call.weight, call.decay_less_one = weight, decay - 1
-        call.is_average = weight == 1 - decay
-        if sketch is None:
-            return
-        if self.decays:
-            scale = self.scale.value * decay
-            if SMALLEST_SCALE <= scale <= LARGEST_SCALE:
-                self.scale.value = scale
-            else:
-                sketch.scale_(decay)
-        call.scale = scale = self.scale.value
-        call.inverse_scale = 1.0 / scale
-        if sketch.writes is not None:
-            call.rounding_key = sketch.next_key()
+def _describe_sketch(view: SketchView, dim: int, call: _native.Moment) -> None:
+    sketch = view.sketch
+    size = sketch.depth * sketch.width * (1 if view.is_by_row else dim)
+    _check_array(sketch.counters, sketch.counters.dtype, size)
+    _check_array(sketch.words, torch.int64, 4 * sketch.depth)
+    _check_array(sketch.scale, torch.float32, 1)
+    call.kind, call.form, call.dtype = _SKETCH, _FORMS[view.form], _DTYPES[sketch.counters.dtype]
+    call.is_signed, call.is_by_row = sketch.is_signed, view.is_by_row
+    call.depth, call.width = sketch.depth, sketch.width
+    call.data, call.words = sketch.counters.data_ptr(), sketch.words.data_ptr()
+    tensors = sketch.tensors()
+    call.stored_scale = sketch.scale.data_ptr()
+    if "start" in tensors:
+        _check_array(tensors["start"], torch.float32, 1)
+        call.stored_start = tensors["start"].data_ptr()
+    if sketch.writes is not None:
+        _check_array(sketch.writes, torch.int64, 1)
+        call.writes = sketch.writes.data_ptr()
 
 
 def _check_array(tensor: Tensor, dtype: torch.dtype, count: int) -> None:

@@ -129,6 +129,7 @@ class GpuKernels:
 
     def __init__(self, parameter: Tensor, moments: Moments, first_row: int = 0) -> None:
         self.parameter = parameter
+        self.layout = parameter.shape, parameter.dtype, parameter.device
         self.rows, self.dim = parameter.shape[:1].numel(), parameter.shape[1:].numel()
         self.ledger = torch.zeros(slots.SIZE.value, dtype=torch.float64, device=parameter.device)
         flag = torch.zeros(1, dtype=torch.int32, device=parameter.device)
@@ -168,6 +169,8 @@ class GpuKernels:
     ) -> "GpuStep | None":
         """The step along a gradient; the device checks it when it runs."""
         if type(rule) is not FusedRule or type(gradient) not in PLAIN_TENSORS:
+            return None
+        if (gradient.shape, gradient.dtype, gradient.device) != self.layout:
             return None
         ids = None
         is_sorted = False

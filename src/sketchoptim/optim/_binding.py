@@ -3,7 +3,7 @@
 import ctypes
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,6 +48,18 @@ class Binding:
     """Whether its dense gradients go to torch.optim's own function."""
     rounding_seed: int | None
     """Seeds the stochastic rounding of its weights; None if they are rounded to nearest."""
+    step_count: ctypes.c_double
+    """The memory of the state's `step`: torch and NumPy take longer to get at it."""
+    began_after: int
+    """Steps before its moments were switched on."""
+    counting: ops.CountingKernels | None
+    """The kernels, if their device counts the steps."""
+    maintained: tuple[Moment, ...]
+    """The moments for which something may be due between two steps."""
+    refuses_nonfinite: bool
+    """Whether gradients must be finite: a compressed moment would carry a NaN to other rows."""
+    is_watched: bool
+    """Whether a step of it may call for a warning."""
     places: "_Places"
     """Where parameter and state were when it was built."""
 
@@ -55,37 +67,6 @@ class Binding:
     def storages(self) -> dict[Name, Storage]:
         """Where its moments live."""
         return {moment.name: moment.storage for moment in self.moments if moment is not None}
-
-    @property
-    def refuses_nonfinite(self) -> bool:
-        """Whether gradients must be finite: a compressed moment would carry a NaN to other rows."""
-        return not self.memory.is_exact
-
-    @property
-    def step_count(self) -> ctypes.c_double:
-        """The memory of the state's `step`: torch and NumPy take longer to get at it."""
-        return ctypes.c_double.from_address(self.state["step"].data_ptr())
-
-    @property
-    def counting(self) -> ops.CountingKernels | None:
-        """The kernels, if their device counts the steps."""
-        kernels = self.kernels
-        return kernels if kernels is not None and ops.counts_steps(kernels) else None
-
-    @property
-    def is_watched(self) -> bool:
-        """Whether a step of it may call for a warning."""
-        first = self.moments.first
-        is_kept_otherwise = self.memory is not self.group_memory and (
-            self.memory != self.group_memory
-        )
-        return is_kept_otherwise or (first is not None and first.storage.collides)
-
-    @property
-    def began_after(self) -> int:
-        """Steps before its moments were switched on."""
-        count: int = self.state.get("began_after", 0)
-        return count
 
     @property
     def gradient(self) -> Tensor:
@@ -103,17 +84,24 @@ class Binding:
 
         Without options, whether parameter and state are.
         """
-        return (
-            state is self.state
-            and (options is self.options or options is None)
-            and self.places.hold(
-                self.parameter if self.shard is None else _shards.local(self.parameter), state
-            )
-        )
+        if state is not self.state or (options is not self.options and options is not None):
+            return False
+        local = self.parameter if self.shard is None else _shards.local(self.parameter)
+        shape, dtype, is_contiguous, address, tensors = self.places
+        if (
+            local.shape != shape
+            or local.dtype is not dtype
+            or local.is_contiguous() is not is_contiguous
+            or (address and local.data_ptr() != address)
+        ):
+            return False
+        for key, tensor, address in tensors:
+            if state.get(key) is not tensor or (address and tensor.data_ptr() != address):
+                return False
+        return True
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class _Places:
+class _Places(NamedTuple):
     """Where the tensors of a parameter and its state are in memory."""
 
     shape: torch.Size
@@ -131,20 +119,6 @@ class _Places:
             if isinstance(tensor, Tensor) and key != "shape"
         )
         return cls(local.shape, local.dtype, local.is_contiguous(), _address(local), tensors)
-
-    def hold(self, local: Tensor, state: State) -> bool:
-        """Whether all of them are where they were."""
-        if (
-            local.dtype is not self.dtype
-            or local.shape != self.shape
-            or local.is_contiguous() is not self.is_contiguous
-            or (self.address and local.data_ptr() != self.address)
-        ):
-            return False
-        for key, tensor, address in self.tensors:
-            if state.get(key) is not tensor or (address and tensor.data_ptr() != address):
-                return False
-        return True
 
 
 def _address(tensor: Tensor) -> int:
@@ -176,7 +150,8 @@ def bind(
     if previous is not None and previous.is_current(state, None):
         _checks.check_memory(previous.group_memory, group["memory"])
         if memory is previous.memory and storages == previous.storages:
-            return dataclasses.replace(previous, **derived)
+            is_watched = _is_watched(previous.moments, memory, group["memory"])
+            return dataclasses.replace(previous, is_watched=is_watched, **derived)
     table = _shards.table_of(parameter, key)
     fill = optimizer.fill(group)
     if state and not _state.starts_anew(state, parameter.grad, fill):
@@ -187,7 +162,7 @@ def bind(
     opened = open_moments(storages, state, table.held)
     local, shard = _shards.local(parameter), Shard.of(parameter)
     first_row = 0 if shard is None else shard.rows.start
-    kernels, reason = ops.find_kernels(local, opened, first_row=first_row)
+    kernels, reason = ops.find_kernels(local, opened, first_row=first_row, step_count=state["step"])
     return Binding(
         parameter=parameter,
         local=local,
@@ -198,8 +173,19 @@ def bind(
         kernels=kernels,
         fallback_reason=reason,
         places=_Places.of(local, state),
+        step_count=ctypes.c_double.from_address(state["step"].data_ptr()),
+        began_after=state.get("began_after", 0),
+        counting=kernels if kernels is not None and ops.counts_steps(kernels) else None,
+        maintained=tuple(it for it in opened if it is not None and it.has_maintenance),
+        refuses_nonfinite=not memory.is_exact,
+        is_watched=_is_watched(opened, memory, group["memory"]),
         **derived,
     )
+
+
+def _is_watched(opened: Moments, memory: Memory, group_memory: Memory) -> bool:
+    is_kept_otherwise = memory is not group_memory and memory != group_memory
+    return is_kept_otherwise or (opened.first is not None and opened.first.storage.collides)
 
 
 def fresh_state(

@@ -32,6 +32,9 @@ class SharedStep(Protocol):
     def process_group(self) -> "ProcessGroup | None":
         """The processes that divide the rows among them; None if one process has them all."""
 
+    def skip_(self) -> None:
+        """Leaves the step out."""
+
     def gather_(self) -> list[Tensor]:
         """Takes in the rows of this process; returns what the processes then sum."""
 
@@ -109,7 +112,8 @@ def agree_(divided: Divided, steps: Sequence[SharedStep]) -> None:
             "processes or in none; use it in the loss of every process. Nothing has changed"
         )
     for it in steps:
-        it.is_skipped = it.is_skipped or it.parameter in nonfinite
+        if it.parameter in nonfinite:
+            it.skip_()
 
 
 class _Flags(NamedTuple):

@@ -7,7 +7,7 @@ from torch import Tensor
 from .. import _rounding, moments, ops
 from ..deferred import DeferredGradient
 from ..ops import AnyRule
-from . import _shards, _state
+from . import _checks, _shards, _state
 from ._binding import Binding
 
 if TYPE_CHECKING:
@@ -25,7 +25,18 @@ class Step:
         nonfinite: The option of its group.
     """
 
-    __slots__ = ("binding", "fallback_reason", "is_skipped", "number", "prepared", "rule")
+    __slots__ = (
+        "binding",
+        "fallback_reason",
+        "gradient",
+        "is_skipped",
+        "nonfinite",
+        "number",
+        "prepared",
+        "rule",
+    )
+
+    prepared: ops.CpuKernels | ops.RunnableStep
 
     def __init__(
         self,
@@ -36,63 +47,84 @@ class Step:
         nonfinite: Literal["raise", "skip", "unchecked"],
     ) -> None:
         self.binding, self.rule, self.number = binding, rule, number
+        self.nonfinite = nonfinite
         self.fallback_reason: str | None = None
-        self.prepared = self._prepared(gradient, nonfinite)
-        self.is_skipped = not self.prepared.is_finite
-        if self.is_skipped and nonfinite == "raise":
-            decayed = ", with the weights that decay into it," if rule.weight_decay else ""
+        self.is_skipped = False
+        kernels, seed, shard = binding.kernels, binding.rounding_seed, binding.shard
+        is_checked = binding.refuses_nonfinite and nonfinite != "unchecked"
+        key = None if seed is None else _rounding.weights_key(seed, number)
+        if shard is not None or type(gradient) is DeferredGradient:
+            _checks.check_gradient(binding.parameter, gradient)
+            gradient = _shards.local(gradient)
+        prepared: ops.CpuKernels | ops.RunnableStep | None = None
+        if kernels is not None:
+            prepared = kernels.prepare(gradient, rule, is_checked=is_checked, rounding_key=key)
+            if prepared is None and type(gradient) is DeferredGradient and gradient.is_row_sparse:
+                # Its rows are sums of output gradients, which the plain gradient shares.
+                gradient = gradient.to_sparse_rows()
+                prepared = kernels.prepare(gradient, rule, is_checked=is_checked, rounding_key=key)
+        if prepared is None:
+            if shard is None:
+                _checks.check_gradient(binding.parameter, gradient)
+            prepared = self._prepared_by_reference(gradient, is_checked=is_checked, key=key)
+        self.gradient, self.prepared = gradient, prepared  # which points to the gradient
+
+    def _prepared_by_reference(
+        self, gradient: Tensor, *, is_checked: bool, key: int | None
+    ) -> ops.ReferenceStep:
+        binding, rule, shard = self.binding, self.rule, self.binding.shard
+        if binding.kernels is None:
+            self.fallback_reason = binding.fallback_reason
+        else:
+            self.fallback_reason = binding.kernels.unsupported_reason(gradient, rule)
+        first_row = 0 if shard is None else shard.rows.start
+        reference = ops.Reference(binding.local, binding.moments, first_row=first_row)
+        return reference.prepare(gradient, rule, is_checked=is_checked, rounding_key=key)
+
+    def settle_(self) -> None:
+        """Skips or refuses what was found to be unfit to run."""
+        prepared = self.prepared
+        if type(prepared) is ops.CpuKernels and prepared.has_ids_outside:
+            raise prepared.ids_error(self.gradient)
+        self.is_skipped = not prepared.is_finite
+        if self.is_skipped and self.nonfinite == "raise":
+            decayed = ", with the weights that decay into it," if self.rule.weight_decay else ""
             raise ValueError(
-                f"the gradient of the parameter of shape {list(binding.parameter.shape)}{decayed} "
+                f"the gradient of the parameter of shape {list(self.parameter.shape)}{decayed} "
                 f"must be finite and within {ops.LARGEST_GRADIENT:.2g}, got NaN, inf or more; the "
                 'step is refused and nothing has changed. nonfinite="skip" skips and counts such '
                 "steps"
             )
-
-    def _prepared(
-        self, gradient: Tensor, nonfinite: Literal["raise", "skip", "unchecked"]
-    ) -> ops.PreparedStep:
-        binding, rule = self.binding, self.rule
-        shard, kernels, seed = binding.shard, binding.kernels, binding.rounding_seed
-        if shard is not None:
-            gradient = _shards.local(gradient)
-        is_checked = binding.refuses_nonfinite and nonfinite != "unchecked"
-        key = None if seed is None else _rounding.weights_key(seed, self.number)
-        if kernels is not None:
-            step = kernels.prepare(gradient, rule, is_checked=is_checked, rounding_key=key)
-            if step is None and isinstance(gradient, DeferredGradient) and gradient.is_row_sparse:
-                # Its rows are sums of output gradients, which the plain gradient shares.
-                gradient = gradient.to_sparse_rows()
-                step = kernels.prepare(gradient, rule, is_checked=is_checked, rounding_key=key)
-            if step is not None:
-                return step
-            self.fallback_reason = kernels.unsupported_reason(gradient, rule)
-        else:
-            self.fallback_reason = binding.fallback_reason
-        first_row = 0 if shard is None else shard.rows.start
-        reference = ops.Reference(binding.local, binding.moments, first_row=first_row)
-        return reference.prepare(gradient, rule, is_checked=is_checked, rounding_key=key)
 
     @property
     def touched(self) -> int:
         """How many rows it moves."""
         return self.prepared.touched
 
+    def skip_(self) -> None:
+        """Leaves the step out."""
+        self.is_skipped = True
+        if type(self.prepared) is ops.CpuKernels:
+            self.prepared.skip_()
+
     def run_(self) -> None:
-        """Moves the parameter and its moments, or counts a step that is skipped."""
-        binding = self.binding
-        if self.is_skipped:
-            binding.state["skipped"] = binding.state.get("skipped", 0) + 1
+        """Moves the parameter and its moments, unless it is skipped or `ops.Calls` does so."""
+        binding, prepared = self.binding, self.prepared
+        if self.is_skipped or type(prepared) is ops.CpuKernels:
             return
         binding.step_count.value = self.number
         if binding.parameter.numel():
-            self.prepared.run_()
+            prepared.run_()
+
+    def count_skip_(self) -> None:
+        """Counts a step that is not taken."""
+        state = self.binding.state
+        state["skipped"] = state.get("skipped", 0) + 1
 
     def maintain_(self) -> None:
         """Does what is due between this step and the next."""
-        if self.is_skipped:
-            return
-        for moment in self.binding.moments:
-            if moment is not None and moment.has_maintenance and moment.maintain_(self.number):
+        for moment in self.binding.maintained:
+            if moment.maintain_(self.number):
                 self.binding.state.update(_state.state_entries(moment.name, moment.tensors))
 
     # -- for processes that divide the rows (`_exchange.SharedStep`) ---------------------------

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 
-from .. import _torch_private
+from .. import _torch_private, ops
 from .._locks import fork_safe_lock
 from .._names import keys_of, name_of
 from .._param_groups import param_groups
 from .._validation import check_number
 from ..deferred import DeferredGradient, is_row_sparse, plain_if_it_exists
-from ..ops import FusedRule
+from ..ops import AnyRule, FusedRule
 from ..storage import Memory
 from . import _advice, _blank_state, _checkpoint, _checks, _counting, _exchange
 from ._algorithm import Algorithm, Group
@@ -87,7 +87,9 @@ class Optimizer(Algorithm):
             try:
                 for group in self.param_groups:
                     self._prepare(group, prepared)
+                self._check_(prepared)
             except Exception:
+                self._calls.clear_()
                 _exchange.refuse(self._divided)
                 raise
             if self._divided:
@@ -109,7 +111,9 @@ class Optimizer(Algorithm):
 
     def _prepare(self, group: Group, prepared: "_Prepared") -> None:
         """Adds what the parameters of a group will do; nothing changes, whatever is refused."""
-        options = self._validated_options(group)
+        options, nonfinite = self._validated_options(group), group.get("nonfinite", "raise")
+        rule: AnyRule | None = None
+        known: tuple[int, Memory, bool] | None = None
         by_torch: list[Binding] = []
         for parameter in group["params"]:
             gradient = parameter.grad
@@ -117,55 +121,84 @@ class Optimizer(Algorithm):
                 continue
             if type(gradient) is DeferredGradient:
                 gradient = plain_if_it_exists(gradient)
+                is_sparse = is_row_sparse(gradient)
+            else:
+                is_sparse = gradient.is_sparse
             try:
                 binding = self._bindings.get(id(parameter))
                 if binding is None or not binding.is_current(self.state.get(parameter), options):
-                    _counting.settle_(binding, group)
-                    if prepared.keys is None:
-                        prepared.keys = keys_of(self)
-                    key = prepared.keys[parameter]
-                    binding = bind(self, parameter, group, options, key, binding)
-                    prepared.fresh.append(binding)
-                _checks.check_gradient(parameter, gradient)
-                if binding.steps_by_torch and not is_row_sparse(gradient):
+                    binding = self._bind(parameter, group, options, binding, prepared)
+                if binding.counting is not None:
+                    _counting.settle_(binding, group, waits=False)
+                if binding.steps_by_torch and not is_sparse:
+                    _checks.check_gradient(parameter, gradient)
                     if type(gradient) is DeferredGradient:
                         gradient.check_ids()
                     by_torch.append(binding)
-                else:
-                    prepared.steps.append(self._prepared_step(group, binding, gradient))
+                    continue
+                number = int(binding.step_count.value) + 1
+                of_rule = (number - binding.began_after, binding.memory, is_sparse)
+                if rule is None or of_rule != known:  # most parameters of a group share one
+                    known = of_rule
+                    rule = self.rule(group, known[0], memory=known[1], is_sparse=is_sparse)
+                if binding.counting is not None and type(rule) is not FusedRule:
+                    _counting.settle_(binding, group)  # the reference steps it
+                step = Step(binding, gradient, rule, number, nonfinite)
+                prepared.steps.append(step)
+                if type(step.prepared) is ops.CpuKernels:
+                    prepared.native.append(step.prepared)
+                elif not step.prepared.is_finite:
+                    step.settle_()
             except (TypeError, ValueError) as error:
                 error.add_note(f"It is {name_of(parameter, self)}.")
                 raise
         if by_torch:
             prepared.by_torch.append((group, by_torch))
 
-    def _prepared_step(self, group: Group, binding: Binding, gradient: Tensor) -> Step:
-        counting = binding.counting
-        if counting is not None:
-            _counting.settle_(binding, group, waits=False)
-        number = int(binding.step_count.value) + 1
-        rule = self.rule(
-            group,
-            number - binding.began_after,
-            memory=binding.memory,
-            is_sparse=is_row_sparse(gradient),
-        )
-        if counting is not None and type(rule) is not FusedRule:
-            _counting.settle_(binding, group)  # the reference steps it
-        return Step(binding, gradient, rule, number, group.get("nonfinite", "raise"))
+    def _bind(
+        self,
+        parameter: Tensor,
+        group: Group,
+        options: Options,
+        previous: Binding | None,
+        prepared: "_Prepared",
+    ) -> Binding:
+        _counting.settle_(previous, group)
+        if prepared.keys is None:
+            prepared.keys = keys_of(self)
+        binding = bind(self, parameter, group, options, prepared.keys[parameter], previous)
+        prepared.fresh.append(binding)
+        return binding
+
+    def _check_(self, prepared: "_Prepared") -> None:
+        """Looks at what gradients hold, where the kernels look at all of them together."""
+        if self._calls.check_(prepared.native):
+            return
+        for step in prepared.steps:
+            try:
+                step.settle_()
+            except ValueError as error:
+                error.add_note(f"It is {name_of(step.parameter, self)}.")
+                raise
 
     def _run_(self, prepared: "_Prepared") -> None:
         steps = prepared.steps
         if self._divided:
             _exchange.sum_gathered_(steps)
-        elif len(steps) > 1:
+        elif len(steps) > len(prepared.native):
             _counting.launch_together_(steps)
-        for step in steps:
-            step.run_()
+        self._calls.run_()
+        self._calls.clear_()
+        if len(prepared.native) < len(steps):
+            for step in steps:
+                step.run_()
         if self._divided:
             _exchange.unify_(steps)
         for step in steps:
-            step.maintain_()
+            if step.is_skipped:
+                step.count_skip_()
+            elif step.binding.maintained:
+                step.maintain_()
         for group, bindings in prepared.by_torch:
             assert self.torch_step_ is not None  # steps_by_torch
             with torch.no_grad():
@@ -238,6 +271,7 @@ class Optimizer(Algorithm):
             self._lock = fork_safe_lock()
         self._warned: set[tuple[int, str]] = set()
         self._bindings, self._lists, self._divided = {}, [], {}
+        self._calls = ops.Calls()
         self._validated: dict[int, Options] = {}  # by id of the group
 
 
@@ -248,6 +282,8 @@ class _Prepared:
         self.fresh: list[Binding] = []
         """Bindings that the optimizer does not have yet."""
         self.steps: list[Step] = []
+        self.native: list[ops.CpuKernels] = []
+        """Those of them that the CPU's kernels take, all in one call."""
         self.by_torch: list[tuple[Group, list[Binding]]] = []
         """What goes to torch.optim's own function, by group."""
         self.keys: dict[Tensor, Key] | None = None

@@ -1,0 +1,204 @@
+// The steps of several parameters in one call. Parameters are independent of each other, so threads
+// divide them among themselves; one that is more than a thread's share of all is divided instead.
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+
+#include "lanes.h"
+#include "moment.h"
+
+namespace {
+
+constexpr int64_t kAlignment = 64;
+const void* const kNowhere = reinterpret_cast<const void*>(kAlignment);
+// The lazily applied scale stays within these bounds; see sketchoptim/_sketch_base.py.
+constexpr double kSmallestScale = 0x1p-24, kLargestScale = 1.0;
+
+// Parts of memory, one after the other. Before there is memory, pointers only count the bytes.
+struct Memory {
+  const uintptr_t begin;
+  int64_t bytes = 0;
+
+  explicit Memory(const void* start) : begin(reinterpret_cast<uintptr_t>(start)) {}
+
+  template <typename T>
+  T* take(int64_t count) {
+    T* part = reinterpret_cast<T*>(begin + static_cast<uintptr_t>(bytes));
+    bytes += (count * static_cast<int64_t>(sizeof(T)) + kAlignment - 1) / kAlignment * kAlignment;
+    return part;
+  }
+};
+
+int64_t work_of(const Call& call) { return call.entries * call.step->dim; }
+
+// Calls visit(call, threads) for all calls, with the number of threads that it has for itself.
+template <typename Visit>
+void for_calls(const Calls& calls, Visit visit) {
+  int64_t total = 0;
+  for (int64_t i = 0; i < calls.count; ++i) total += work_of(calls.call[i]);
+  const int threads = total < calls.elements_for_threads ? 1 : std::max(1, calls.threads);
+  auto is_divided = [&](const Call& call) {
+    return work_of(call) * threads > total && work_of(call) >= calls.elements_for_threads;
+  };
+  for (int64_t i = 0; i < calls.count; ++i)
+    if (is_divided(calls.call[i])) visit(calls.call[i], threads);
+  std::atomic<int64_t> next{0};
+#pragma omp parallel num_threads(threads) if (threads > 1 && calls.count > 1)
+  for (int64_t i = next++; i < calls.count; i = next++)
+    if (!is_divided(calls.call[i])) visit(calls.call[i], 1);
+}
+
+void set_average(Moment& m, double decay, double weight) {
+  m.weight = static_cast<float>(weight);
+  m.decay_less_one = static_cast<float>(decay - 1);
+  m.is_average = weight == 1 - decay;
+}
+
+void set_rule(Step& s, const Rule& r) {
+  s.step_size = static_cast<float>(r.step_size);
+  s.second_root = static_cast<float>(r.second_root);
+  s.eps = static_cast<float>(r.eps);
+  s.weight_decay = static_cast<float>(r.weight_decay);
+  s.shrink = static_cast<float>(r.shrink);
+  s.has_nesterov = !std::isnan(r.nesterov);
+  s.nesterov = s.has_nesterov ? static_cast<float>(r.nesterov) : 0.0f;
+  s.has_clip = !std::isnan(r.clip);
+  s.clip = s.has_clip ? static_cast<float>(r.clip) : 0.0f;
+  s.is_maximizing = r.is_maximizing != 0;
+  s.is_ratio = r.is_ratio != 0;
+  if (!std::isnan(r.first_decay)) set_average(s.first, r.first_decay, r.first_weight);
+  if (!std::isnan(r.second_decay)) set_average(s.second, r.second_decay, r.second_weight);
+}
+
+void fill_in(const Call& call) {
+  Step& s = *call.step;
+  set_rule(s, *call.rule);
+  s.gradient = Gradient{};
+  s.gradient.values = call.values;
+  s.gradient.ids = call.ids;
+  s.gradient.rows = call.entries;
+  s.is_stochastic = call.rounding_key >= 0;
+  s.rounding_key = static_cast<uint32_t>(call.rounding_key);
+  s.is_inspected = 0;
+  s.row_values = nullptr;
+  s.workspace = nullptr;
+}
+
+// What inspect() and step() need of a step whose ids are grouped.
+void place(const Call& call, Memory& memory) {
+  Step& s = *call.step;
+  const int64_t rows = s.gradient.rows;
+  // Sums that inspect() finds are kept for the step, unless they take more than one copy of the
+  // touched rows: they are float32 where rows may be half as wide.
+  if (call.is_checked && s.shared > 0 && s.shared * 4 <= rows * bytes_of(s.dtype))
+    s.gradient.sums = memory.take<float>(s.shared * s.dim);
+  // Mean squares by row become second moments. Those of a dense gradient with many rows are found
+  // by the step, a few at a time.
+  if (is_by_row(s.second) && (call.ids || rows <= s.most_row_values))
+    s.row_values = memory.take<float>(std::max<int64_t>(1, rows));
+  s.workspace = memory.take<char>(sketchoptim_workspace(&s));
+}
+
+// splitmix64, as sketchoptim/_hashing.py specifies it.
+uint64_t splitmix64(uint64_t state) {
+  return mix_id(static_cast<int64_t>(state + 0x9e3779b97f4a7c15u));
+}
+
+// Multiplies the counters by 2^exponent, in three steps since that itself may not be a float32.
+void shift(const Moment& m, int64_t counters, int exponent) {
+  for (int part = 0; part < 3; ++part) {
+    const float factor = std::ldexp(1.0f, static_cast<int>(std::floor((exponent + part) / 3.0)));
+    for (int64_t at = 0; at < counters; at += kLanes) {
+      const int64_t count = std::min(kLanes, counters - at);
+      store(m.data, m.dtype, at, count, load(m.data, m.dtype, at, count) * factor);
+    }
+    if (m.stored_start) *m.stored_start *= factor;
+  }
+}
+
+// Decays a sketch as a whole, and describes it for the step.
+void begin(Moment& m, double decay, int64_t dim) {
+  if (m.kind != kSketch || std::isnan(decay)) return;
+  if (m.form == kLinear || m.form == kConservative) {
+    const int64_t counters = m.depth * m.width * (m.is_by_row ? 1 : dim);
+    double scale = *m.stored_scale * decay;
+    if (scale == 0.0) {
+      std::memset(m.data, 0, counters * bytes_of(m.dtype));
+      if (m.stored_start) *m.stored_start = 0.0f;
+      scale = 1.0;
+    } else if (!(kSmallestScale <= std::fabs(scale) && std::fabs(scale) <= kLargestScale)) {
+      int exponent;
+      scale = std::frexp(scale, &exponent);
+      shift(m, counters, exponent);
+    }
+    *m.stored_scale = static_cast<float>(scale);
+  }
+  m.scale = *m.stored_scale;
+  m.inverse_scale = static_cast<float>(1.0 / static_cast<double>(m.scale));
+  if (!m.writes) return;
+  m.rounding_key = static_cast<uint32_t>(splitmix64(static_cast<uint64_t>(++*m.writes)));
+}
+
+}  // namespace
+
+extern "C" int64_t sketchoptim_check_ids(const Calls* calls) {
+  for_calls(*calls, [](const Call& call, int32_t) {
+    fill_in(call);
+    call.step->shared = 0;
+    call.step->finding = kAscends;
+    if (!call.ids) return;
+    const int32_t ascend = sketchoptim_ascend(call.ids, call.entries, call.step->n);
+    call.step->finding = ascend < 0 ? kIsOutside : ascend ? kAscends : kIsUnordered;
+  });
+  Memory needed(kNowhere);
+  for (int64_t i = 0; i < calls->count; ++i) {
+    const Call& call = calls->call[i];
+    if (call.step->finding == kIsOutside) return -(i + 1);
+    if (call.step->finding == kIsUnordered) needed.take<uint64_t>(3 * call.entries + 1);
+  }
+  return needed.bytes;
+}
+
+extern "C" int64_t sketchoptim_group_ids(const Calls* calls, void* room) {
+  Memory memory(room);
+  for (int64_t i = 0; i < calls->count; ++i) {
+    const Call& call = calls->call[i];  // its ids are those of its rows from now on: the room, at first
+    if (call.step->finding == kIsUnordered)
+      call.step->gradient.ids = memory.take<int64_t>(3 * call.entries + 1);
+  }
+  for_calls(*calls, [](const Call& call, int32_t threads) {
+    call.step->threads = threads;
+    if (call.step->finding != kIsUnordered) return;
+    auto* own = reinterpret_cast<uint64_t*>(const_cast<int64_t*>(call.step->gradient.ids));
+    call.step->shared = sketchoptim_group(call.ids, call.entries, own, &call.step->gradient);
+  });
+  Memory needed(kNowhere);
+  for (int64_t i = 0; i < calls->count; ++i) place(calls->call[i], needed);
+  return needed.bytes;
+}
+
+extern "C" int64_t sketchoptim_check_values(const Calls* calls, void* memory) {
+  Memory parts(memory);
+  for (int64_t i = 0; i < calls->count; ++i) place(calls->call[i], parts);
+  for_calls(*calls, [](const Call& call, int32_t) {
+    if (!call.is_checked) return;
+    if (!sketchoptim_inspect(call.step)) call.step->finding = kIsNotFinite;
+    call.step->is_inspected = 1;
+  });
+  int64_t refused = 0;
+  for (int64_t i = 0; i < calls->count; ++i) refused += calls->call[i].step->finding == kIsNotFinite;
+  return refused;
+}
+
+extern "C" void sketchoptim_run(const Calls* calls) {
+  for_calls(*calls, [](const Call& call, int32_t) {
+    Step& s = *call.step;
+    if (call.step->finding == kIsNotFinite) return;
+    ++*s.step_count;
+    if (s.n == 0 || s.dim == 0) return;
+    begin(s.first, call.rule->first_decay, s.dim);
+    begin(s.second, call.rule->second_decay, s.dim);
+    sketchoptim_step(&s);
+  });
+}
