@@ -30,9 +30,9 @@ OPTIONS = {
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     """Several blocks of classes and of tokens, the last ones shorter."""
-    monkeypatch.setattr(_softmax_head, "_CLASSES", 64)
-    monkeypatch.setattr(_softmax_head, "_TOKENS", 10)
-    monkeypatch.setattr(_softmax_head.SoftmaxHead, "block_rows", 64)
+    size = _softmax_head.BlockSize(classes=64, tokens=10)
+    monkeypatch.setattr(_softmax_head, "_ON_CPU", size)
+    monkeypatch.setattr(_softmax_head, "_ON_DEVICE", size)
 
 
 @pytest.fixture(params=["native", "torch"])
@@ -289,6 +289,22 @@ def test_bad_arguments_are_refused(changes, error, message):
     }
     with pytest.raises(error, match=message):
         linear_cross_entropy(**{**arguments, **changes})
+
+
+def test_on_other_devices_nothing_waits(monkeypatch):
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda _: False)  # it refuses "meta"
+    hidden, weight, bias, target = (
+        it.detach().to("meta").requires_grad_(it.is_floating_point()) for it in tensors()
+    )  # a tensor without numbers cannot be waited for
+    for reduction in ("mean", "none"):
+        loss = linear_cross_entropy(
+            hidden, weight, target, bias=bias, softcap=2.0, label_smoothing=0.1, reduction=reduction
+        )
+        loss.sum().backward()
+    assert not weight.grad.exists
+    nn.utils.clip_grad_norm_([weight], 1.0)
+    assert weight.grad.rows(30, 200).shape == (170, DIM)
+    assert weight.grad.bound().shape == ()
 
 
 def test_the_module_loads_a_linear_layer_and_ranks_as_it():

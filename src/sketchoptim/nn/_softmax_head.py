@@ -17,16 +17,29 @@ from .._torch_private import linear_by_onednn
 from ..deferred import Part, Reader, Scale
 from ..ops import RunningSoftmax, SoftmaxLoss, differentiate_logits_
 
-# Logits of a block: fewer make the products slower, and more leave the cache. Measured with 512 and
-# 640 columns in float32 and bfloat16.
-_CLASSES = 1024
-_TOKENS = 1024
+
+class BlockSize(NamedTuple):
+    """The most logits that exist at once."""
+
+    classes: int
+    tokens: int
 
 
-def blocks(begin: int, end: int) -> Iterator[slice]:
-    """A range of classes as ranges that have room in a block."""
-    for start in range(begin, end, _CLASSES):
-        yield slice(start, min(start + _CLASSES, end))
+# On a CPU fewer make the products slower, and more leave the cache: measured with 512 and 640
+# columns in float32 and bfloat16. On other devices each block costs launches.
+_ON_CPU = BlockSize(1024, 1024)
+_ON_DEVICE = BlockSize(8192, 4096)
+
+
+def block_size(device: torch.device) -> BlockSize:
+    """For the products of tensors on a device."""
+    return _ON_CPU if device.type == "cpu" else _ON_DEVICE
+
+
+def blocks(begin: int, end: int, size: int) -> Iterator[slice]:
+    """A range of classes or tokens as ranges of at most `size`."""
+    for start in range(begin, end, size):
+        yield slice(start, min(start + size, end))
 
 
 def products(
@@ -37,8 +50,7 @@ def products(
     `hidden` has the dtype of the products, ``[tokens, dim]``.
     """
     rows = weight[classes].to(hidden.dtype)
-    for start in range(0, hidden.shape[0], _TOKENS):
-        tokens = slice(start, min(start + _TOKENS, hidden.shape[0]))
+    for tokens in blocks(0, hidden.shape[0], block_size(hidden.device).tokens):
         yield tokens, _product(hidden[tokens], rows.T), rows
 
 
@@ -47,8 +59,10 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
         product = linear_by_onednn(left, right.T)
         if product is not None:
             return product
-    with torch.autocast(left.device.type, enabled=False):  # the operands have their dtypes
-        return left @ right
+    if torch.is_autocast_enabled(left.device.type):  # the operands have their dtypes already
+        with torch.autocast(left.device.type, enabled=False):
+            return left @ right
+    return left @ right
 
 
 class Losses(NamedTuple):
@@ -81,7 +95,7 @@ def losses_of(
     if by_hidden is not None and softmax.smoothing and softmax.softcap is not None:
         by_mean = torch.zeros_like(by_hidden)
     running = RunningSoftmax(softmax, target, dtype, by_hidden)
-    for classes in blocks(0, weight.shape[0]):
+    for classes in blocks(0, weight.shape[0], block_size(weight.device).classes):
         for tokens, values, rows in products(hidden, weight, classes):
             if by_mean is not None:
                 _, slopes = softmax.logits(values, classes)
@@ -121,7 +135,6 @@ class SoftmaxHead(Part):
 
     owned = ("hidden", "target", "logsumexp", "coefficient", "bias")
     borrowed = ("weight",)
-    block_rows = _CLASSES
 
     def __init__(
         self,
@@ -135,6 +148,7 @@ class SoftmaxHead(Part):
         self.weight, self.hidden, self.target = weight.detach(), hidden, target
         self.logsumexp, self.coefficient = logsumexp, coefficient.contiguous()
         self.bias, self.softcap, self.smoothing = softmax.bias, softmax.softcap, softmax.smoothing
+        self.block_rows = block_size(weight.device).classes
         super().__init__(weight, is_sparse=False)
 
     @property
@@ -154,8 +168,8 @@ class SoftmaxHead(Part):
 
     def bias_gradient(self) -> Tensor:
         """The gradient of the bias, ``[classes]``, by a sweep over all rows."""
-        reader = _HeadReader(self)
-        return torch.cat([reader.bias_gradient(at) for at in blocks(0, self.shape[0])])
+        reader, size = _HeadReader(self), block_size(self.device).classes
+        return torch.cat([reader.bias_gradient(at) for at in blocks(0, self.shape[0], size)])
 
 
 class _HeadReader:
@@ -171,7 +185,7 @@ class _HeadReader:
 
     def add_(self, out: Tensor, at: slice | Tensor) -> None:
         assert isinstance(at, slice)  # all rows differ from zero
-        for classes in blocks(at.start, at.stop):
+        for classes in blocks(at.start, at.stop, block_size(out.device).classes):
             total = out[classes.start - at.start : classes.stop - at.start]
             for tokens, gradient in self._logit_gradients(classes):
                 product = _product(gradient.T, self.part.hidden[tokens])
