@@ -1,13 +1,18 @@
 """Gradients that stay what they are made of until an optimizer reads them, block by block."""
 
-from ._gradient import DeferredGradient, DeferredRows, is_row_sparse, plain_if_it_exists
+from ._gradient import (
+    DeferredGradient,
+    gradient_bytes,
+    is_row_sparse,
+    plain_if_it_exists,
+    rows_of,
+)
 from ._lookups import Lookups
 from ._parts import Part, PlainRows, Reader, Scale
 from ._shared import SharedSum, everywhere, gathered_lookups, joined_lookups
 
 __all__ = [
     "DeferredGradient",
-    "DeferredRows",
     "Lookups",
     "Part",
     "PlainRows",
@@ -16,7 +21,9 @@ __all__ = [
     "SharedSum",
     "everywhere",
     "gathered_lookups",
+    "gradient_bytes",
     "is_row_sparse",
     "joined_lookups",
     "plain_if_it_exists",
+    "rows_of",
 ]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from .._rows import Chunk, arithmetic_dtype, rows_in_a_chunk
+from .._rows import Chunk, RowChunks, arithmetic_dtype, of_gradient, rows_in_a_chunk
 from .._torch_private import entries, plain_torch_function, wrapper_tensor
 from .._warning import warn
 from ._lookups import Lookups
@@ -141,6 +141,11 @@ class DeferredGradient(Tensor):
         """Raises if the weight or a tensor behind a part was modified since the backward pass."""
         for part, _ in self.terms:
             part.check_current()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether it may be read: nothing behind its parts was modified since."""
+        return all(part.is_current for part, _ in self.terms)
 
     def rows(self, begin: int, end: int) -> Tensor:
         """The rows ``begin <= i < end`` as a plain tensor."""
@@ -391,6 +396,22 @@ class DeferredRows:
 def is_row_sparse(gradient: Tensor) -> bool:
     """Whether a step along a gradient, deferred or not, moves touched rows alone."""
     return gradient.is_row_sparse if type(gradient) is DeferredGradient else gradient.is_sparse
+
+
+def rows_of(gradient: Tensor) -> RowChunks:
+    """The rows that a step along a gradient moves, deferred or not."""
+    return (
+        DeferredRows.of(gradient) if type(gradient) is DeferredGradient else of_gradient(gradient)
+    )
+
+
+def gradient_bytes(gradient: Tensor | None) -> int:
+    """The bytes that a gradient keeps alive."""
+    if gradient is None:
+        return 0
+    if gradient.is_sparse:
+        return sum(part.nbytes for part in entries(gradient))
+    return gradient.nbytes
 
 
 def plain_if_it_exists(gradient: Tensor) -> Tensor:

@@ -88,6 +88,11 @@ class Part:
         """The bytes of the tensors that the part keeps alive."""
         return sum(tensor.nbytes for tensor in self._tensors(self.owned).values())
 
+    @property
+    def is_current(self) -> bool:
+        """Whether no tensor of the part was modified in place since the part was made."""
+        return self._versions == self._current_versions()
+
     def check_current(self) -> None:
         """Raises if a tensor of the part was modified in place since the part was made."""
         for name, version in self._current_versions().items():
@@ -149,6 +154,11 @@ class PlainRows(Part):
     def touched(self) -> Tensor | None:
         """The rows that were touched, until the values are written to by way of a view."""
         return self._touched if self._versions == self._current_versions() else None
+
+    @property
+    def is_current(self) -> bool:
+        """Always: the values are the gradient, whoever modifies them."""
+        return True
 
     def check_current(self) -> None:
         """Does nothing: the values are the gradient, whoever modifies them."""

@@ -59,6 +59,10 @@ class SharedSum(Part):
     def nbytes(self) -> int:
         return self._nbytes
 
+    @property
+    def is_current(self) -> bool:
+        return all(part.is_current for part, _ in self.terms)
+
     def check_current(self) -> None:
         for part, _ in self.terms:
             part.check_current()

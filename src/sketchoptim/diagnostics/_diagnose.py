@@ -12,7 +12,7 @@ from .._formatting import text_table
 from .._names import named_parameters
 from .._rows import row_chunks
 from .._sketch import Sketch
-from .._torch_private import entries
+from ..deferred import DeferredGradient, gradient_bytes, is_row_sparse, rows_of
 from ..moments import Moment, SketchError, estimate_error, load_limit, occupied_share
 from ..optim._binding import live_moments
 from ..optim.base import Group, Optimizer
@@ -29,7 +29,7 @@ class Finding:
     quantity: Quantity
     power_law: PowerLaw
     kept: str = ""
-    """Where a moment lives; empty for a gradient or a tensor."""
+    """Where a moment lives, or how many bytes a gradient takes; empty for a tensor."""
     top_kept: float | None = None
     """The share of the earlier heaviest rows that are among the heaviest now."""
     occupied: float | None = None
@@ -100,6 +100,8 @@ def diagnose(subject: Optimizer | Tensor, *, since: Diagnosis | None = None) -> 
     a gradient), whether that is above the limit of a first moment, and its error, estimated from
     the counters alone (`estimate_error`).
 
+    Of a deferred gradient that a step has used, nothing is found: its weight has moved.
+
     It reads all rows in chunks: time grows with the parameters, memory does not, and nothing
     changes. `watch` calls it at regular intervals during a run.
 
@@ -113,7 +115,7 @@ def diagnose(subject: Optimizer | Tensor, *, since: Diagnosis | None = None) -> 
     >>> optimizer.step()
     >>> for found in diagnose(optimizer).findings:
     ...     print(found.quantity, found.kept, found.load)
-    gradient  None
+    gradient 79,200 bytes None
     second by row, 3 x 416 0.7211538461538461
     """
     if isinstance(subject, Tensor):
@@ -132,8 +134,14 @@ def _findings(optimizer: Optimizer) -> Iterator[Finding]:
         if not parameter.numel():
             continue
         gradient = parameter.grad
-        if gradient is not None:
-            yield Finding(parameter=name, quantity="gradient", power_law=power_law(gradient))
+        is_stepped = isinstance(gradient, DeferredGradient) and not gradient.is_current
+        if gradient is not None and not is_stepped:
+            yield Finding(
+                parameter=name,
+                quantity="gradient",
+                power_law=power_law(gradient),
+                kept=f"{gradient_bytes(gradient):,} bytes",
+            )
         if not optimizer.state.get(parameter):
             continue
         for moment in live_moments(optimizer, parameter, group):
@@ -175,10 +183,9 @@ def _touched_rows(parameter: Tensor) -> int | None:
     gradient = parameter.grad
     if gradient is None:
         return None
-    if not gradient.is_sparse:
+    if not is_row_sparse(gradient):
         return _row_count(parameter)
-    ids, _ = entries(gradient)
-    return int(ids.unique().numel())
+    return len(rows_of(gradient))
 
 
 def _limit(optimizer: Optimizer, parameter: Tensor, group: Group) -> float | None:

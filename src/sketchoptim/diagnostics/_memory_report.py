@@ -8,6 +8,7 @@ from .. import moments
 from .._formatting import text_table
 from .._group_options import compresses_dense, is_shaped_like_table
 from .._names import keyed_parameters
+from ..deferred import DeferredGradient, gradient_bytes
 from ..moments import Table
 from ..optim._shards import local, table_of
 from ..optim._state import parts_of
@@ -26,6 +27,10 @@ class ParameterMemory:
     """By moment: "first", "second"; a dropped moment takes nothing."""
     exact_bytes: int
     """What the algorithm's moments would take in the parameter's shape and dtype; 0 if frozen."""
+    gradient_bytes: int = field(default=0, kw_only=True)
+    """What its gradient takes now; 0 without one."""
+    is_deferred: bool = field(default=False, kw_only=True)
+    """Whether its gradient is deferred."""
     is_by_shape: bool = field(default=False, kw_only=True)
     """Whether `compress="tables"` compresses it, because it is shaped like a table."""
     is_assumed: bool = field(default=False, kw_only=True)
@@ -69,6 +74,14 @@ class MemoryReport:
         return "\n".join([text_table(lines, left=2), *self._notes()])
 
     def _notes(self) -> Iterator[str]:
+        deferred = [it for it in self.parameters if it.is_deferred]
+        if deferred:
+            taken, plain = (
+                sum(getattr(it, name) for it in deferred)
+                for name in ("gradient_bytes", "parameter_bytes")
+            )
+            names = ", ".join(it.name for it in deferred)
+            yield f"deferred gradients take {taken:,} bytes instead of {plain:,}: {names}"
         by_shape = [it.name for it in self.parameters if it.is_by_shape]
         assumed = [it.name for it in self.parameters if it.is_assumed]
         if by_shape:
@@ -83,7 +96,7 @@ def memory_report(optimizer: Optimizer | Iterable[Optimizer]) -> MemoryReport:
     For a parameter without state, the bytes are those that its first step will make, also on the
     meta device. Without a gradient, a parameter that is shaped like a table is taken for one with
     sparse gradients, which the report notes. If processes divide a parameter among them, its bytes
-    are those of this process.
+    are those of this process. The bytes of gradients are those of this moment.
     """
     several = list(optimizer) if isinstance(optimizer, Iterable) else [optimizer]
     for one in several:
@@ -114,6 +127,8 @@ def _parameters(optimizer: Optimizer) -> Iterator[ParameterMemory]:
             parameter_bytes=local(parameter).nbytes,
             moment_bytes=moment_bytes,
             exact_bytes=sum(exact.values()),
+            gradient_bytes=gradient_bytes(parameter.grad),
+            is_deferred=isinstance(parameter.grad, DeferredGradient),
             is_by_shape=is_by_shape,
             is_assumed=is_assumed,
         )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .._rows import of_gradient
+from ..deferred import rows_of
 
 TOP = 100
 
@@ -108,5 +108,5 @@ def power_law(tensor: Tensor) -> PowerLaw:
     (0, 1, 2)
     """
     rows, dim = (tensor.shape[0] if tensor.dim() else 1), tensor.shape[1:].numel()
-    chunks = ((chunk.ids, chunk.gradient) for chunk in of_gradient(tensor.detach()).chunks())
+    chunks = ((chunk.ids, chunk.gradient) for chunk in rows_of(tensor.detach()).chunks())
     return power_law_of(chunks, rows=rows, dim=dim)

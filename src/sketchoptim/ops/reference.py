@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from .. import _rounding
-from .._rows import Chunk, RowChunks, of_gradient
+from .._rows import Chunk
 from .._sketch import LARGEST_VALUE
 from .._torch_private import entries
-from ..deferred import DeferredGradient, DeferredRows
+from ..deferred import DeferredGradient, rows_of
 from ..moments import Drive, Moments, Move
 from ._rule import AnyRule
 
@@ -58,11 +58,7 @@ class ReferenceStep:
         self.parameter, self.moments = reference.parameter, reference.moments
         self.first_row, self.rule, self.rounding_key = reference.first_row, rule, rounding_key
         self.gradient = gradient
-        self.rows: RowChunks = (
-            DeferredRows.of(gradient)
-            if isinstance(gradient, DeferredGradient)
-            else of_gradient(gradient)
-        )
+        self.rows = rows_of(gradient)
         self.touched = len(self.rows)
         self._drive: Drive | None = None
 
