@@ -46,7 +46,7 @@ OPTIM = (
     {"_checks", "_state", "_exchange"},
     {"_algorithm", "_clip"},
     {"_binding", "_torch_step"},
-    {"_step", "_row_blocks", "_blank_state", "_checkpoint"},
+    {"_step", "_agreement", "_row_blocks", "_blank_state", "_checkpoint"},
     {"_advice", "_counting"},
     {"base"},
     {"_adagrad", "_adam", "_rmsprop", "_sgd"},

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,6 +12,9 @@ from torch._compile import _disable_dynamo as disable_dynamo
 from torch.optim import optimizer as _torch_optimizer
 
 from ._validation import check_storage
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 __all__ = [
     "active_ddp_module",
@@ -28,6 +31,7 @@ __all__ = [
     "linear_by_onednn",
     "mark_as_stepped_",
     "plain_torch_function",
+    "store_of",
     "stored_ids",
     "stored_values",
     "version_of",
@@ -126,6 +130,16 @@ def active_ddp_module() -> torch.nn.parallel.DistributedDataParallel | None:
 def after_backward(function: Callable[[], None]) -> None:
     """Calls a function when the backward pass that is under way has ended, in the same thread."""
     torch.autograd.Variable._execution_engine.queue_callback(function)
+
+
+def store_of(group: "ProcessGroup") -> Any:
+    """The store by which the processes of a group found each other; None for other groups.
+
+    Without this name: an optimizer cannot compare the replicas of DistributedDataParallel.
+    """
+    from torch.distributed import distributed_c10d
+
+    return distributed_c10d._world.pg_map.get(group, ("", None))[1]
 
 
 def ignored_by_ddp(module: torch.nn.Module) -> set[str]:

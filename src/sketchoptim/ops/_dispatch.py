@@ -6,6 +6,7 @@ from contextvars import ContextVar
 from types import ModuleType
 from typing import ClassVar, NamedTuple, Protocol, TypeGuard
 
+import torch
 from torch import Tensor
 
 from ..moments import Moments
@@ -140,6 +141,15 @@ def find_kernels(
     if reason is not None:
         return None, reason
     return cpu.CpuKernels(parameter, moments, first_row=first_row, step_count=step_count), None
+
+
+def describe_backend(device: torch.device) -> str:
+    """The kernels that step most parameters on a device; their results have the same bits."""
+    if _is_reference_only.get():
+        return "reference"
+    if device.type == "cuda":
+        return "reference" if gpu_module() is None else "triton"
+    return "native" if device.type == "cpu" and _native.library() is not None else "reference"
 
 
 def gpu_module() -> ModuleType | None:

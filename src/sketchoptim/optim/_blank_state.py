@@ -16,14 +16,18 @@ from ._binding import fresh_state
 
 
 def is_asked_for(optimizer: Algorithm) -> bool:
-    """Whether a step could move nothing: all rates and all gradients are zero, and dense."""
+    """Whether a step could move nothing in any process: rates and gradients are zero, and dense."""
     if not all(_is_zero(group["lr"]) for group in optimizer.param_groups):
-        return False
+        return False  # in every process, since `_agreement` has compared them
     gradients = [it.grad for it in _parameters(optimizer) if it.grad is not None]
-    if not gradients or any(it.is_sparse or isinstance(it, DeferredGradient) for it in gradients):
-        return False
-    is_moving = any(bool(torch.any(_shards.local(it))) for it in gradients)
-    return not _exchange.is_anywhere(is_moving, _parameters(optimizer))
+    may_move = not gradients or any(map(_may_move, gradients))
+    return not _exchange.is_anywhere(may_move, _parameters(optimizer))
+
+
+def _may_move(gradient: Tensor) -> bool:
+    if gradient.is_sparse or isinstance(gradient, DeferredGradient):
+        return True
+    return bool(torch.any(_shards.local(gradient)))
 
 
 def create_(optimizer: Algorithm) -> None:

@@ -134,7 +134,7 @@ def digest(state: State) -> Tensor:
     either, since `torch.distributed.checkpoint` leaves out what a state without steps does not
     have. So the number of checksums is the same on any number of processes.
     """
-    checksums = [_checksum(key, state) for key in _digested(state)]
+    checksums = [checksum(key, state) for key in _digested(state)]
     return torch.tensor(checksums, dtype=torch.int64, device="cpu")
 
 
@@ -156,7 +156,7 @@ def check_digest(where: str, state: State) -> None:
             f"the state of {where} is damaged: {DIGEST} is not for the entries {keys}; {remedy}"
         )
     for key, expected in zip(keys, saved.tolist(), strict=True):
-        if _NO_CHECKSUM not in (expected, found := _checksum(key, state)) and found != expected:
+        if _NO_CHECKSUM not in (expected, found := checksum(key, state)) and found != expected:
             raise ValueError(
                 f"{key} of {where} is damaged: its checksum is {found:08x}, and was {expected:08x} "
                 f"when it was saved; {remedy}"
@@ -167,7 +167,8 @@ def _digested(state: State) -> list[str]:
     return sorted(state.keys() - {DIGEST, *_OPTIONAL})
 
 
-def _checksum(key: str, state: State) -> int:
+def checksum(key: str, state: State) -> int:
+    """The checksum of one entry; -1 if it is not all here."""
     value = state[key]
     if key == "step":  # wrappers turn it into a number, and the shape into a list
         value = float(value), state.get("began_after", 0)

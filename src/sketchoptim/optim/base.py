@@ -17,7 +17,7 @@ from .._validation import check_number
 from ..deferred import DeferredGradient, is_row_sparse, plain_if_it_exists
 from ..ops import AnyRule, FusedRule
 from ..storage import Memory
-from . import _advice, _blank_state, _checkpoint, _checks, _counting, _exchange
+from . import _advice, _agreement, _blank_state, _checkpoint, _checks, _counting, _exchange
 from ._algorithm import Algorithm, Group
 from ._binding import Binding, Key, Options, bind
 from ._row_blocks import torch_calls
@@ -76,11 +76,15 @@ class Optimizer(Algorithm):
 
     def _step_(self) -> None:
         with self._lock:
-            if not self.state and _blank_state.is_asked_for(self):
-                return _blank_state.create_(self)
             lists = [group["params"] for group in self.param_groups]
             # accelerate puts sharded parameters into an optimizer that was built with whole ones.
-            if len(lists) != len(self._lists) or any(map(operator.is_not, lists, self._lists)):
+            is_new = len(lists) != len(self._lists) or any(map(operator.is_not, lists, self._lists))
+            if is_new:
+                _agreement.check_meshes(self)
+            if not self.state and _blank_state.is_asked_for(self):
+                return _blank_state.create_(self)
+            if is_new:
+                _agreement.check_replicas(self)
                 self._lists = lists
                 self._divided = _exchange.divided_parameters(self.param_groups)
             prepared = _Prepared()
