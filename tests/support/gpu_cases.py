@@ -31,6 +31,9 @@ MEMORIES = {
     "exact": ("Adam", so.Memory(so.Exact(), so.Exact(), clip=1.0)),
     "exact by SGD": ("SGD", so.Memory(so.Exact(), None, clip=1.0)),
     "row-wise": ("Adam", PRESETS["row-wise"]),
+    "columns": ("Adam", so.Memory(None, by_row(conservative=True, columns=True))),
+    "row-wise x columns": ("Adam", so.Memory(None, so.RowWise(columns=True))),
+    "linear by row x columns": ("Adam", so.Memory(None, by_row(columns=True))),
     "8-bit": ("Adam", PRESETS["8-bit"]),
     "8-bit, rows that share blocks": ("Adam", so.Memory(*[so.Quantized(block=1024)] * 2)),
     "linear": ("Adam", so.Memory(LINEAR, LINEAR)),
@@ -56,6 +59,24 @@ def order_free(draw: random.Random) -> Case:
     )
     memory = so.Memory(first, second)
     return random_case(draw, memory, rows=(1, 2, 5, 40, 200), entries=(1, 2, 10, 60))
+
+
+def with_columns(draw: random.Random) -> Case:
+    """A number for each row times a factor for each column."""
+    first: Storage | None = draw.choice([None, None, so.Exact()])
+    plain = draw.choice(
+        [
+            so.RowWise(),
+            sketch(draw, "row", "conservative", dtype=torch.float32),
+            sketch(draw, "row", "linear", "paper", "bucket", "conservative"),
+        ]
+    )
+    memory = so.Memory(first, replace(plain, columns=True))
+    patterns = tuple(pattern for pattern in step_cases.PATTERNS if pattern != "hot")
+    dims = (1, 2, 17, 33)
+    return random_case(
+        draw, memory, rows=(1, 3, 5), entries=(1, 4, 10), dims=dims, patterns=patterns
+    )
 
 
 def in_order(draw: random.Random) -> Case:

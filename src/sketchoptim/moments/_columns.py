@@ -8,7 +8,18 @@ import torch
 from torch import Tensor
 
 from .._rows import Chunk, Rows
-from ._moment import Average, Moment, Name, Part, Parts, Table, row_sums
+from ._moment import (
+    ArrayView,
+    Average,
+    ColumnsView,
+    Moment,
+    Name,
+    Part,
+    Parts,
+    SketchView,
+    Table,
+    row_sums,
+)
 
 # A row is divided into so many units among its columns. Sums of integers have the same bits in any
 # order: for every number of threads, processes and chunks. 32 rows fit in 32 bits.
@@ -55,6 +66,12 @@ class ColumnsMoment(Moment):
     @classmethod
     def starts_from_zero(cls, part_names: Container[str]) -> bool:
         return "start" not in part_names  # that of a sketch by row
+
+    def kernel_view(self) -> ColumnsView | None:
+        rows = self.inner.kernel_view()
+        if not isinstance(rows, ArrayView | SketchView):
+            return None
+        return ColumnsView(rows, self.columns)
 
     @property
     def columns(self) -> Tensor:

@@ -161,7 +161,14 @@ class CodesView(NamedTuple):
     """Whole rows that share a block; 1 where a row has blocks of its own."""
 
 
-KernelView = ArrayView | SketchView | CodesView
+class ColumnsView(NamedTuple):
+    """For kernels: a number for each row, and what the factors of the columns follow from."""
+
+    rows: ArrayView | SketchView
+    columns: Tensor
+
+
+KernelView = ArrayView | SketchView | CodesView | ColumnsView
 
 
 class Moment:

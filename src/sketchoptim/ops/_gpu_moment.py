@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .._sketch import SMALLEST_SCALE, Sketch
-from ..moments import ArrayView, Average, CodesView, Moment, SketchView
+from ..moments import ArrayView, Average, CodesView, ColumnsView, Moment, SketchView
 from ._triton import moments as kinds
 
 _FORMS = {
@@ -49,7 +49,13 @@ class GpuMoment:
         self.counts_writes = False
         self.decays = False
         self.block = self.block_rows = 0
+        self.columns: Tensor | None = None
+        self.factors, self.shares = blank.numbers, blank.words
         view = None if moment is None else moment.kernel_view()
+        if isinstance(view, ColumnsView):
+            self.columns, view = view.columns, view.rows
+            self.factors = torch.empty_like(self.columns)
+            self.shares = torch.empty_like(self.columns, dtype=torch.int64)
         match view:
             case None:
                 pass
@@ -145,6 +151,11 @@ class GpuMoment:
             f"{name}_book": self.book,
             f"{name}_borders": self.borders,
         }
+
+    def column_pointers(self) -> dict[str, Any]:
+        """What the factors of columns follow from, the factors, and the shares of a step."""
+        columns = self.blank.numbers if self.columns is None else self.columns
+        return {"columns": columns, "factors": self.factors, "shares": self.shares}
 
     def constants(self, name: str, average: Average | None) -> dict[str, int]:
         return {

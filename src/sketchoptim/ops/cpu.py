@@ -11,7 +11,7 @@ from .._rows import CHUNK_ELEMENTS
 from .._torch_private import entries, stored_ids, stored_values
 from .._validation import PLAIN_TENSORS, check_storage
 from ..deferred import DeferredGradient
-from ..moments import ArrayView, CodesView, KernelView, Moment, Moments, SketchView
+from ..moments import ArrayView, CodesView, ColumnsView, KernelView, Moment, Moments, SketchView
 from . import _native
 from ._rule import AnyRule, FusedRule
 from .reference import LARGEST_GRADIENT, ids_error
@@ -47,6 +47,8 @@ def _unsupported_storage(moment: Moment) -> str | None:
     match view:
         case None | CodesView():
             return f"there is no kernel for {type(moment.storage).__name__} storage"
+        case ColumnsView():
+            return "there is no kernel for factors of columns yet"
         case ArrayView():
             return None
         case SketchView():
@@ -202,7 +204,7 @@ def _describe(moment: Moment, parameter: Tensor, call: _native.Moment) -> None:
             call.kind, call.dtype, call.data = _EXACT, _DTYPES[values.dtype], values.data_ptr()
         case SketchView():
             _describe_sketch(view, parameter.shape[1:].numel(), call)
-        case None | CodesView():
+        case None | CodesView() | ColumnsView():
             raise AssertionError("unsupported_reason() has looked")
         case _:
             assert_never(view)

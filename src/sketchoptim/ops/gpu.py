@@ -21,7 +21,7 @@ from .._torch_private import entries
 from .._validation import PLAIN_TENSORS
 from .._warning import warn
 from ..deferred import DeferredGradient
-from ..moments import ArrayView, CodesView, Moment, Moments, SketchView
+from ..moments import ArrayView, CodesView, ColumnsView, Moment, Moments, SketchView
 from ._dispatch import PreparedStep, Settled
 from ._gpu_launches import MOST_COLUMNS, Bound, Kind, Shape, bits_of
 from ._gpu_moment import Blank, GpuMoment
@@ -68,6 +68,12 @@ def _unsupported_storage(moment: Moment) -> str | None:
     if moment.gathers and moment.held is not None:
         return "processes exchange its rows in the middle of a step, where no kernel stops"
     view = moment.kernel_view()
+    if isinstance(view, ColumnsView):
+        if moment.name == "first":
+            return "its first moment has factors for columns; use them for the second"
+        if moment.held is not None:
+            return "processes divide its rows and sum the shares of columns after a step"
+        view = view.rows
     match view:
         case None:
             return f"there is no kernel for {type(moment.storage).__name__} storage"
@@ -86,6 +92,7 @@ def _unsupported_storage(moment: Moment) -> str | None:
 def _unsupported_blocks(parameter: Tensor, moments: Moments) -> str | None:
     """Rows that share blocks of codes move together, which other storages do not."""
     views = [moment.kernel_view() for moment in moments if moment is not None]
+    views = [view.rows if isinstance(view, ColumnsView) else view for view in views]
     codes = {(view.block, view.rows) for view in views if isinstance(view, CodesView)}
     if any(block > MOST_COLUMNS for block, _ in codes):
         return f"its blocks have more than {MOST_COLUMNS} numbers; use a smaller block="

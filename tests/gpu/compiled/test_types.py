@@ -21,7 +21,7 @@ from gpu_steps import stepping_by_gpu_kernels
 
 from sketchoptim.ops._gpu_launches import Launch
 
-FAMILIES = (gpu_cases.order_free, gpu_cases.in_order, gpu_cases.coded)
+FAMILIES = (gpu_cases.order_free, gpu_cases.in_order, gpu_cases.coded, gpu_cases.with_columns)
 # Around the length of a piece, which decides whether there are partial sums.
 ENTRIES = (0, 1, 32, 33)
 each_memory = pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_steps_of_few_entries_compile(optimizer, memory, entries):
 @pytest.mark.parametrize("seed", range(60))
 def test_random_steps_compile(seed):
     draw = random.Random(9000 + seed)
-    case = FAMILIES[seed % 3](draw)
+    case = FAMILIES[seed % 4](draw)
     dims = (1, 2, 15, 16, 33, 64, 300, 1500)
     shape = (draw.choice([1, 2, 40, 200]), draw.choice(dims))
     case = replace(case, shape=shape, entries=draw.choice([*ENTRIES, 60]))

@@ -80,6 +80,19 @@ def test_sketches_whose_rows_come_in_order_equal_the_reference(seed):
 
 
 @pytest.mark.parametrize("seed", range(40))
+def test_factors_of_columns_equal_the_reference(seed):
+    """But for rounding: sums of quotients are associated otherwise."""
+    case = gpu_cases.with_columns(random.Random(3000 + seed))
+    with mock.patch.object(step_cases, "_numbers", eighths):
+        assert_close(*both(replace(case, steps=3)))
+
+
+def test_factors_of_columns_of_rows_wider_than_a_tile_equal_the_reference():
+    memory = so.Memory(None, so.RowWise(columns=True))
+    assert_close(*both(Case("Adam", memory, (6, 1500), entries=7, options={"eps": 0.5})))
+
+
+@pytest.mark.parametrize("seed", range(40))
 def test_8_bit_moments_equal_the_reference(seed):
     assert_equals_reference(gpu_cases.coded(random.Random(2000 + seed)))
 

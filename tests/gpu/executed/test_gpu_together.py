@@ -15,6 +15,7 @@ from sketchoptim.storage import PRESETS
 
 pytestmark = needs_execution
 
+COLUMNS = so.Memory(None, so.Sketched(width=64, conservative=True, columns=True))
 SHAPES = ((60, 8), (9, 8), (200, 8), (50, 12))
 
 
@@ -33,7 +34,8 @@ def gradients(seed: int, dtype: torch.dtype, *, is_dense: bool = False) -> list[
 
 def trained(preset: str, dtype: torch.dtype, *, is_together: bool, is_dense: bool) -> list[Tensor]:
     tables = [torch.nn.Parameter(torch.ones(shape, dtype=dtype)) for shape in SHAPES]
-    memory = so.Memory(PRESETS[preset].first, PRESETS[preset].second, clip=1.0)
+    memory = COLUMNS if preset == "columns" else PRESETS[preset]
+    memory = so.Memory(memory.first, memory.second, clip=1.0)
     optimizer = so.Adam([{"params": tables, "memory": memory}], lr=0.1)
     groups = gpu.groups_of if is_together else lambda steps: []
     with stepping_by_gpu_kernels(), mock.patch.object(gpu, "groups_of", groups):
@@ -63,6 +65,13 @@ def test_tables_stepped_together_have_the_bits_of_each_by_itself(preset, dtype, 
     together = trained(preset, dtype, is_together=True, is_dense=is_dense)
     alone = trained(preset, dtype, is_together=False, is_dense=is_dense)
     assert all(map(torch.equal, together, alone))
+
+
+def test_tables_with_factors_for_columns_are_stepped_together_like_each_by_itself():
+    """But for rounding: the compiler associates the sum of a row's quotients otherwise."""
+    options = {"dtype": torch.float32, "is_dense": False}
+    together = trained("columns", is_together=True, **options)
+    torch.testing.assert_close(together, trained("columns", is_together=False, **options))
 
 
 def test_three_tables_of_one_width_are_one_sequence_and_the_fourth_another():

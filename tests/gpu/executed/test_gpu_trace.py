@@ -75,12 +75,13 @@ def by_element(decay):
     "memory",
     [
         *(PRESETS[name] for name in ORDINARY),
+        so.Memory(None, so.Sketched(width=64, conservative=True, columns=True)),
         so.Memory(by_element("linear"), by_element("linear")),
         so.Memory(by_element("linear"), by_element("linear"), form="ratio"),
         so.Memory(None, so.Sketched(width=64, decay="paper")),
         so.Memory(None, so.Sketched(width=64, conservative=True, dtype=torch.bfloat16)),
     ],
-    ids=[*ORDINARY, "linear", "ratio", "paper by row", "lean in bfloat16"],
+    ids=[*ORDINARY, "columns", "linear", "ratio", "paper by row", "lean in bfloat16"],
 )
 def test_a_step_makes_at_most_seven_launches_and_waits_for_none(memory):
     names = traced_step(memory)

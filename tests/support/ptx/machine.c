@@ -66,6 +66,19 @@ static inline u32 min_f32(u64 x, u64 y) {
     return f32(a < b ? a : b);
 }
 
+static inline u64 max_f64(u64 x, u64 y) {
+    double a = as_f64(x), b = as_f64(y);
+    if (a != a || b != b) return a != a ? f64(b) : f64(a);
+    if (a == b) return x & y;
+    return f64(a > b ? a : b);
+}
+static inline u64 min_f64(u64 x, u64 y) {
+    double a = as_f64(x), b = as_f64(y);
+    if (a != a || b != b) return a != a ? f64(b) : f64(a);
+    if (a == b) return x | y;
+    return f64(a < b ? a : b);
+}
+
 /* Towards zero, within the range of the type; NaN becomes 0, or the least int64. */
 static inline s64 whole64(double x) {
     if (x != x || x <= -0x1p63) return INT64_MIN;
@@ -173,6 +186,7 @@ static inline u32 permuted(u32 low, u32 high, u32 choice) {
     ALU(neg_f32, A32 ^ 0x80000000u) ALU(abs_f32, A32 & 0x7FFFFFFFu) \
     ALU(neg_f64, a ^ 0x8000000000000000ull) ALU(abs_f64, a & 0x7FFFFFFFFFFFFFFFull) \
     ALU(min_f32, min_f32(a, b)) ALU(max_f32, max_f32(a, b)) \
+    ALU(min_f64, min_f64(a, b)) ALU(max_f64, max_f64(a, b)) \
     ALU(selp_f32, (u32)(c & 1 ? a : b)) ALU(selp_f64, c & 1 ? a : b) \
     COMPARE_FLOAT(f32, AF, BF) COMPARE_FLOAT(f64, AD, BD) \
     ALU(cvt_u16_u32, (u16)a) ALU(cvt_u32_u16, (u16)a) ALU(cvt_u64_u16, (u16)a) \
@@ -200,7 +214,7 @@ static inline u32 permuted(u32 low, u32 high, u32 choice) {
     OTHER(join) OTHER(part) OTHER(branch) OTHER(ret) OTHER(nop) OTHER(bar_sync) \
     OTHER(ld_global) OTHER(st_global) OTHER(ld_shared) OTHER(st_shared) \
     OTHER(atom_max_s32) OTHER(atom_min_s32) OTHER(atom_or_b32) OTHER(atom_and_b32) \
-    OTHER(atom_add_u32) OTHER(atom_exch_b32) \
+    OTHER(atom_add_u32) OTHER(atom_exch_b32) OTHER(atom_add_u64) \
     OTHER(shfl_bfly) OTHER(shfl_idx) OTHER(redux_max_s32) OTHER(redux_min_s32) \
     OTHER(redux_max_u32) OTHER(redux_min_u32) OTHER(redux_add_s32) \
     OTHER(ldmatrix) OTHER(ldmatrix_trans)
@@ -439,7 +453,14 @@ static void change_atomically(Block *block, int number, const Instruction *it, u
     for (int i = 0; i < LANES; i++) {
         if (!(active >> i & 1)) continue;
         u64 address = warp->registers[it->base][i] + (u64)it->offset;
-        if (!check_global(block, number, address, 4, ATOMIC, NULL, it->line)) return;
+        int bytes = it->operation == DO_atom_add_u64 ? 8 : 4;
+        if (!check_global(block, number, address, bytes, ATOMIC, NULL, it->line)) return;
+        if (bytes == 8) {
+            u64 *wide = (u64 *)address, before = *wide;
+            *wide += warp->registers[it->source[0]][i];
+            warp->registers[it->destination[0]][i] = before;
+            continue;
+        }
         u32 *memory = (u32 *)address, old = *memory;
         u32 x = (u32)warp->registers[it->source[0]][i];
         switch (it->operation) {

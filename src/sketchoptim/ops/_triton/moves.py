@@ -137,15 +137,15 @@ def _median_quotient(
 
 @triton.jit
 def _move_tile(
-    entries, ids, order, partials, parameter, ledger, row_values, first, first_hash, first_width,
-    first_units, first_book, first_borders, second, second_hash, second_width, second_units,
-    second_book, second_borders, count, first_row, at, id, mask, columns, column_mask,
+    entries, ids, order, partials, parameter, ledger, row_values, factors, first, first_hash,
+    first_width, first_units, first_book, first_borders, second, second_hash, second_width,
+    second_units, second_book, second_borders, count, first_row, at, id, mask, columns, column_mask,
     FIRST_KIND: tl.constexpr, FIRST_FORM: tl.constexpr, FIRST_MODE: tl.constexpr,
     FIRST_DEPTH: tl.constexpr, SECOND_KIND: tl.constexpr, SECOND_FORM: tl.constexpr,
-    SECOND_MODE: tl.constexpr, SECOND_DEPTH: tl.constexpr, DIM: tl.constexpr,
-    STRIDE: tl.constexpr, LAYOUT: tl.constexpr, IS_MAXIMIZING: tl.constexpr,
-    DECAYS: tl.constexpr, HAS_NESTEROV: tl.constexpr, HAS_ROOT: tl.constexpr,
-    HAS_CLIP: tl.constexpr, IS_RATIO: tl.constexpr, IS_STOCHASTIC: tl.constexpr,
+    SECOND_MODE: tl.constexpr, SECOND_DEPTH: tl.constexpr, DIM: tl.constexpr, STRIDE: tl.constexpr,
+    LAYOUT: tl.constexpr, IS_MAXIMIZING: tl.constexpr, DECAYS: tl.constexpr,
+    HAS_NESTEROV: tl.constexpr, HAS_ROOT: tl.constexpr, HAS_CLIP: tl.constexpr,
+    IS_RATIO: tl.constexpr, IS_STOCHASTIC: tl.constexpr, HAS_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Moves some columns of some rows, and what moments keep of them."""
     both = mask & column_mask
@@ -177,6 +177,8 @@ def _move_tile(
                 )  # fmt: skip
             else:
                 square = tl.load(row_values + at, mask=mask, other=0.0)
+            if HAS_COLUMNS:
+                square = square * tl.load(factors + columns, mask=column_mask, other=1.0)
         else:
             square = _move_moment(
                 second, second_hash, second_width, second_units, second_book, second_borders,
@@ -194,8 +196,8 @@ def _move_tile(
 
 @triton.jit(do_not_specialize=["count", "first_row", "first_width", "second_width"])
 def move_rows(
-    entries, ids, order, partials, parameter, ledger, flag, row_values, first, first_hash,
-    first_width: tl.int64, first_units, first_book, first_borders, second, second_hash,
+    entries, ids, order, partials, parameter, ledger, flag, row_values, factors, first,
+    first_hash, first_width: tl.int64, first_units, first_book, first_borders, second, second_hash,
     second_width: tl.int64, second_units, second_book, second_borders, count: tl.int64,
     first_row: tl.int64, FIRST_KIND: tl.constexpr, FIRST_FORM: tl.constexpr,
     FIRST_MODE: tl.constexpr, FIRST_DEPTH: tl.constexpr, SECOND_KIND: tl.constexpr,
@@ -204,7 +206,7 @@ def move_rows(
     DIM: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
     LAYOUT: tl.constexpr, IS_MAXIMIZING: tl.constexpr, DECAYS: tl.constexpr,
     HAS_NESTEROV: tl.constexpr, HAS_ROOT: tl.constexpr, HAS_CLIP: tl.constexpr,
-    IS_RATIO: tl.constexpr, IS_STOCHASTIC: tl.constexpr,
+    IS_RATIO: tl.constexpr, IS_STOCHASTIC: tl.constexpr, HAS_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Moves all rows, in any order: rows that share no numbers, or only maxima."""
     if tl.load(flag) == 0:
@@ -214,13 +216,13 @@ def move_rows(
             offsets = tl.arange(0, BLOCK)[None, :]
             columns = start + offsets
             _move_tile(
-                entries, ids, order, partials, parameter, ledger, row_values, first, first_hash,
-                first_width, first_units, first_book, first_borders, second, second_hash,
-                second_width, second_units, second_book, second_borders, count, first_row, at, id,
-                mask, columns, (offsets < STRIDE) & (columns < DIM), FIRST_KIND, FIRST_FORM,
-                FIRST_MODE, FIRST_DEPTH, SECOND_KIND, SECOND_FORM, SECOND_MODE, SECOND_DEPTH, DIM,
-                STRIDE, LAYOUT, IS_MAXIMIZING, DECAYS, HAS_NESTEROV, HAS_ROOT, HAS_CLIP, IS_RATIO,
-                IS_STOCHASTIC,
+                entries, ids, order, partials, parameter, ledger, row_values, factors, first,
+                first_hash, first_width, first_units, first_book, first_borders, second,
+                second_hash, second_width, second_units, second_book, second_borders, count,
+                first_row, at, id, mask, columns, (offsets < STRIDE) & (columns < DIM), FIRST_KIND,
+                FIRST_FORM, FIRST_MODE, FIRST_DEPTH, SECOND_KIND, SECOND_FORM, SECOND_MODE,
+                SECOND_DEPTH, DIM, STRIDE, LAYOUT, IS_MAXIMIZING, DECAYS, HAS_NESTEROV, HAS_ROOT,
+                HAS_CLIP, IS_RATIO, IS_STOCHASTIC, HAS_COLUMNS,
             )  # fmt: skip
         if SECOND_KIND == ROW_WISE:
             value = tl.load(row_values + at, mask=mask, other=0.0)
@@ -235,8 +237,8 @@ def move_rows(
 
 @triton.jit(do_not_specialize=["count", "first_row", "first_width", "second_width"])
 def move_rows_in_order(
-    entries, ids, order, partials, parameter, ledger, flag, row_values, first, first_hash,
-    first_width: tl.int64, first_units, first_book, first_borders, second, second_hash,
+    entries, ids, order, partials, parameter, ledger, flag, row_values, factors, first,
+    first_hash, first_width: tl.int64, first_units, first_book, first_borders, second, second_hash,
     second_width: tl.int64, second_units, second_book, second_borders, count: tl.int64,
     first_row: tl.int64, FIRST_KIND: tl.constexpr, FIRST_FORM: tl.constexpr,
     FIRST_MODE: tl.constexpr, FIRST_DEPTH: tl.constexpr, SECOND_KIND: tl.constexpr,
@@ -245,7 +247,7 @@ def move_rows_in_order(
     DIM: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
     LAYOUT: tl.constexpr, IS_MAXIMIZING: tl.constexpr, DECAYS: tl.constexpr,
     HAS_NESTEROV: tl.constexpr, HAS_ROOT: tl.constexpr, HAS_CLIP: tl.constexpr,
-    IS_RATIO: tl.constexpr, IS_STOCHASTIC: tl.constexpr,
+    IS_RATIO: tl.constexpr, IS_STOCHASTIC: tl.constexpr, HAS_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """The same for sketches of the paper and bucket forms: one row after the other.
 
@@ -261,13 +263,13 @@ def move_rows_in_order(
                 at = tl.full([1, 1], position, tl.int64)
                 row_id = tl.full([1, 1], id, tl.int64)
                 _move_tile(
-                    entries, ids, order, partials, parameter, ledger, row_values, first,
+                    entries, ids, order, partials, parameter, ledger, row_values, factors, first,
                     first_hash, first_width, first_units, first_book, first_borders, second,
                     second_hash, second_width, second_units, second_book, second_borders, count,
                     first_row, at, row_id, at >= 0, columns, column_mask, FIRST_KIND, FIRST_FORM,
                     FIRST_MODE, FIRST_DEPTH, SECOND_KIND, SECOND_FORM, SECOND_MODE, SECOND_DEPTH,
                     DIM, STRIDE, LAYOUT, IS_MAXIMIZING, DECAYS, HAS_NESTEROV, HAS_ROOT, HAS_CLIP,
-                    IS_RATIO, IS_STOCHASTIC,
+                    IS_RATIO, IS_STOCHASTIC, HAS_COLUMNS,
                 )  # fmt: skip
                 if (SECOND_KIND == ROW_WISE) or IS_RAISED:
                     if tl.program_id(0) == 0:

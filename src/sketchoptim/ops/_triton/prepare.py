@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from . import slots
-from .moments import CONSERVATIVE, LINEAR, ROW_SKETCH, ROW_WISE, delta, estimate
+from .moments import AVERAGE, CONSERVATIVE, LINEAR, ROW_SKETCH, ROW_WISE, SUM, delta, estimate
 from .rows import (
     PIECE,
     REPEATED,
@@ -124,6 +124,23 @@ def _begin_moment(
 
 
 @triton.jit
+def _begin_columns(columns, factors, shares, DIM: tl.constexpr, BLOCK: tl.constexpr):
+    """Writes the factors of the step, a column over the mean of all, and clears the shares."""
+    total = tl.zeros([BLOCK], tl.float64)
+    for start in range(0, DIM, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        total += tl.load(columns + at, mask=at < DIM, other=0.0).to(tl.float64)
+    mean = tl.sum(total, 0) / DIM
+    for start in range(0, DIM, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        column = tl.load(columns + at, mask=at < DIM, other=0.0).to(tl.float64)
+        factor = tl.where(mean > 0.0, column / tl.where(mean > 0.0, mean, 1.0), 1.0)
+        factor = tl.maximum(factor, 9.5367431640625e-07)  # 2^-20
+        tl.store(factors + at, factor.to(tl.float32), mask=at < DIM)
+        tl.store(shares + at, tl.zeros([BLOCK], tl.int64), mask=at < DIM)
+
+
+@triton.jit
 def _sum_pieces(
     entries, ids, order, partials, count, at, DIM: tl.constexpr, STRIDE: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -154,13 +171,13 @@ def _sum_pieces(
     ]
 )  # fmt: skip
 def begin(
-    ledger, flag, entries, ids, order, partials, count: tl.int64,
-    expected_step: tl.int64, weights_key: tl.int64, step_size: tl.int64, second_root: tl.int64,
-    clip: tl.int64, first_beta: tl.int64, second_beta: tl.int64, eps: tl.int64,
-    weight_decay: tl.int64, shrink: tl.int64, nesterov: tl.int64, first_weight: tl.int64,
-    first_decay: tl.int64, second_weight: tl.int64, second_decay: tl.int64,
+    ledger, flag, entries, ids, order, partials, count: tl.int64, expected_step: tl.int64,
+    weights_key: tl.int64, step_size: tl.int64, second_root: tl.int64, clip: tl.int64,
+    first_beta: tl.int64, second_beta: tl.int64, eps: tl.int64, weight_decay: tl.int64,
+    shrink: tl.int64, nesterov: tl.int64, first_weight: tl.int64, first_decay: tl.int64,
+    second_weight: tl.int64, second_decay: tl.int64, columns, factors, shares,
     CORRECTION: tl.constexpr, FIRST_DECAYS: tl.constexpr, FIRST_FORGETS: tl.constexpr,
-    SECOND_DECAYS: tl.constexpr, SECOND_FORGETS: tl.constexpr,
+    SECOND_DECAYS: tl.constexpr, SECOND_FORGETS: tl.constexpr, HAS_COLUMNS: tl.constexpr,
     HAS_PIECES: tl.constexpr, DIM: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -180,21 +197,35 @@ def begin(
             ledger, second_weight, second_decay, slots.SECOND, slots.SECOND_LASTING, SECOND_DECAYS,
             SECOND_FORGETS,
         )  # fmt: skip
+        if HAS_COLUMNS:
+            _begin_columns(columns, factors, shares, DIM, BLOCK)
     elif HAS_PIECES:
         at = positions(program - 1, ROWS)
         _sum_pieces(entries, ids, order, partials, count, at, DIM, STRIDE, BLOCK)
 
 
+@triton.jit
+def _share_units(square, total):
+    """The shares of columns in their rows, in units of 2^-26, rounded to nearest, ties to even."""
+    least = tl.maximum(total, 1.1754943508222875e-38)  # the least normal float32
+    least = tl.where(total < float("inf"), least, 1.0)  # the step will be refused
+    share = tl.div_rn(square, tl.zeros_like(square) + least) * 67108864.0
+    share = tl.where(share <= 67108864.0, share, 0.0)
+    # Numbers from 2^23 on are whole; below, that sum has no place for a fraction.
+    whole = tl.where(share < 8388608.0, (share + 8388608.0) - 8388608.0, share)
+    return whole.to(tl.int64)
+
+
 @triton.jit(do_not_specialize=["count", "row_count", "first_row", "least_id", "second_width"])
 def inspect(
-    entries, ids, order, partials, parameter, ledger, flag, row_values,
+    entries, ids, order, partials, parameter, ledger, flag, row_values, factors, shares,
     second, second_hash, second_width: tl.int64, count: tl.int64, row_count: tl.int64,
     first_row: tl.int64, least_id: tl.int64,
     DIM: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
     LAYOUT: tl.constexpr, IS_MAXIMIZING: tl.constexpr, DECAYS: tl.constexpr,
     LARGEST: tl.constexpr, IS_CHECKED: tl.constexpr, SECOND_KIND: tl.constexpr,
     SECOND_FORM: tl.constexpr, SECOND_MODE: tl.constexpr, SECOND_DEPTH: tl.constexpr,
-    SECOND_FORGETS: tl.constexpr,
+    SECOND_FORGETS: tl.constexpr, HAS_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Raises the flag for bad ids and values; writes the mean squares of rows, or their targets."""
     at = positions(tl.program_id(0), ROWS)
@@ -206,6 +237,8 @@ def inspect(
         tl.atomic_or(flag, slots.BAD_IDS)
     mask = is_head & is_row
     squares = tl.zeros([ROWS, BLOCK], tl.float32)
+    square = squares
+    plain = squares  # not divided by the factors of columns
     for start in range(0, DIM, STRIDE):
         offsets = tl.arange(0, BLOCK)[None, :]
         columns = start + offsets
@@ -217,7 +250,27 @@ def inspect(
         square = g * g
         if IS_CHECKED:  # no sum of squares within the bound is infinite; NaN is not within it
             square = tl.where(tl.abs(g) <= LARGEST, square, float("inf"))
-        squares += square
+        if HAS_COLUMNS:
+            plain += square
+            factor = tl.load(factors + columns, mask=column_mask, other=1.0)
+            squares += tl.div_rn(square, tl.zeros_like(square) + factor)
+        else:
+            squares += square
+    if HAS_COLUMNS:
+        total = tl.sum(plain, 1)[:, None]
+        for start in range(0, DIM, STRIDE):
+            offsets = tl.arange(0, BLOCK)[None, :]
+            columns = start + offsets
+            column_mask = (offsets < STRIDE) & (columns < DIM)
+            if DIM > STRIDE:  # else the tile has all columns, and is there
+                g = gradient(
+                    entries, ids, order, partials, parameter, ledger, count, at, id, mask,
+                    columns, column_mask, DIM, LAYOUT, IS_MAXIMIZING, DECAYS,
+                )  # fmt: skip
+                square = g * g
+            # Sums of integers are the same in any order.
+            units = tl.sum(_share_units(square, total), 0)[None, :]
+            tl.atomic_add(shares + columns, units, mask=column_mask, sem="relaxed")
     if IS_CHECKED:
         if tl.max(tl.max(squares, 1), 0) == float("inf"):
             tl.atomic_or(flag, slots.BAD_VALUES)
@@ -284,11 +337,38 @@ def _commit_moment(ledger, MOMENT: tl.constexpr, LASTING: tl.constexpr):
     _increase(ledger + LASTING + slots.LASTING_WRITES, 1.0)
 
 
+@triton.jit
+def _move_columns(
+    ledger, columns, shares, MODE: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Moves the columns by their mean shares: `ColumnsMoment._move_columns_`."""
+    units = tl.zeros([BLOCK], tl.int64)
+    for start in range(0, DIM, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        units += tl.load(shares + at, mask=at < DIM, other=0)
+    total = tl.sum(units, 0).to(tl.float64)
+    if total > 0.0:
+        weight = tl.load(ledger + slots.SECOND + slots.WEIGHT)
+        for start in range(0, DIM, BLOCK):
+            at = start + tl.arange(0, BLOCK)
+            share = tl.load(shares + at, mask=at < DIM, other=0).to(tl.float64) * (DIM / total)
+            old = tl.load(columns + at, mask=at < DIM, other=0.0).to(tl.float64)
+            if MODE == AVERAGE:
+                moved = old + (share - old) * weight
+            elif MODE == SUM:
+                moved = old + share * weight
+            else:
+                less = tl.load(ledger + slots.SECOND + slots.DECAY_LESS_ONE)
+                moved = old + (old * less + share * weight)
+            tl.store(columns + at, moved.to(tl.float32), mask=at < DIM)
+
+
 @triton.jit(do_not_specialize=["first_size", "second_size"])
 def finish(
-    ledger, flag, report, first, second, first_size: tl.int64, second_size: tl.int64,
-    HAS_FIRST: tl.constexpr, HAS_SECOND: tl.constexpr, FIRST_DECAYS: tl.constexpr,
-    SECOND_DECAYS: tl.constexpr, BLOCK: tl.constexpr,
+    ledger, flag, report, first, second, columns, shares, first_size: tl.int64,
+    second_size: tl.int64, HAS_FIRST: tl.constexpr, HAS_SECOND: tl.constexpr,
+    FIRST_DECAYS: tl.constexpr, SECOND_DECAYS: tl.constexpr, SECOND_MODE: tl.constexpr,
+    HAS_COLUMNS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Moves small scales into the counters; program 0 counts the step, or that it was refused."""
     found = tl.load(flag)
@@ -304,6 +384,8 @@ def finish(
                 _commit_moment(ledger, slots.FIRST, slots.FIRST_LASTING)
             if HAS_SECOND:
                 _commit_moment(ledger, slots.SECOND, slots.SECOND_LASTING)
+            if HAS_COLUMNS:
+                _move_columns(ledger, columns, shares, SECOND_MODE, DIM, BLOCK)
         else:
             # The report is memory of the host, which may read it at any time without a wait.
             values = (found & slots.BAD_VALUES) != 0

@@ -17,7 +17,7 @@ WORDS = (
     "second_weight", "second_decay", "parameter", "ledger", "flag", "report", "row_count",
     "first_row", "least_id", "first", "first_hash", "first_width", "first_units", "first_book",
     "first_borders", "first_size", "second", "second_hash", "second_width", "second_units",
-    "second_book", "second_borders", "second_size",
+    "second_book", "second_borders", "second_size", "columns", "factors", "shares",
 )  # fmt: skip
 (
     IDS, ORDER, ENTRIES, PARTIALS, ROW_VALUES, COUNT, UNSORTED_IDS, KEYS,
@@ -26,7 +26,7 @@ WORDS = (
     SECOND_WEIGHT, SECOND_DECAY, PARAMETER, LEDGER, FLAG, REPORT, ROW_COUNT,
     FIRST_ROW, LEAST_ID, FIRST, FIRST_HASH, FIRST_WIDTH, FIRST_UNITS, FIRST_BOOK,
     FIRST_BORDERS, FIRST_SIZE, SECOND, SECOND_HASH, SECOND_WIDTH, SECOND_UNITS,
-    SECOND_BOOK, SECOND_BORDERS, SECOND_SIZE,
+    SECOND_BOOK, SECOND_BORDERS, SECOND_SIZE, COLUMNS, FACTORS, SHARES,
 ) = map(tl.constexpr, range(len(WORDS)))  # fmt: skip
 WIDTH = tl.constexpr(len(WORDS))
 
@@ -61,8 +61,8 @@ def collect_keys(words, KEY: tl.constexpr, BLOCK: tl.constexpr):
 def begin(
     words, ELEMENT: tl.constexpr, KEY: tl.constexpr, CORRECTION: tl.constexpr,
     FIRST_DECAYS: tl.constexpr, FIRST_FORGETS: tl.constexpr, SECOND_DECAYS: tl.constexpr,
-    SECOND_FORGETS: tl.constexpr, HAS_PIECES: tl.constexpr, DIM: tl.constexpr,
-    STRIDE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    SECOND_FORGETS: tl.constexpr, HAS_COLUMNS: tl.constexpr, HAS_PIECES: tl.constexpr,
+    DIM: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     row = _row(words)
     prepare.begin(
@@ -73,8 +73,10 @@ def begin(
         tl.load(row + CLIP), tl.load(row + FIRST_BETA), tl.load(row + SECOND_BETA),
         tl.load(row + EPS), tl.load(row + WEIGHT_DECAY), tl.load(row + SHRINK),
         tl.load(row + NESTEROV), tl.load(row + FIRST_WEIGHT), tl.load(row + FIRST_DECAY),
-        tl.load(row + SECOND_WEIGHT), tl.load(row + SECOND_DECAY), CORRECTION, FIRST_DECAYS,
-        FIRST_FORGETS, SECOND_DECAYS, SECOND_FORGETS, HAS_PIECES, DIM, STRIDE, BLOCK, ROWS,
+        tl.load(row + SECOND_WEIGHT), tl.load(row + SECOND_DECAY),
+        _aligned(row, COLUMNS, tl.float32), _aligned(row, FACTORS, tl.float32),
+        _aligned(row, SHARES, tl.int64), CORRECTION, FIRST_DECAYS, FIRST_FORGETS, SECOND_DECAYS,
+        SECOND_FORGETS, HAS_COLUMNS, HAS_PIECES, DIM, STRIDE, BLOCK, ROWS,
     )  # fmt: skip
 
 
@@ -85,18 +87,19 @@ def inspect(
     LAYOUT: tl.constexpr, IS_MAXIMIZING: tl.constexpr, DECAYS: tl.constexpr,
     LARGEST: tl.constexpr, IS_CHECKED: tl.constexpr, SECOND_KIND: tl.constexpr,
     SECOND_FORM: tl.constexpr, SECOND_MODE: tl.constexpr, SECOND_DEPTH: tl.constexpr,
-    SECOND_FORGETS: tl.constexpr,
+    SECOND_FORGETS: tl.constexpr, HAS_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     row = _row(words)
     prepare.inspect(
         _aligned(row, ENTRIES, ELEMENT), _pointer(row, IDS, KEY), _pointer(row, ORDER, tl.int64),
         _aligned(row, PARTIALS, tl.float32), _aligned(row, PARAMETER, ELEMENT),
         _aligned(row, LEDGER, tl.float64), _pointer(row, FLAG, tl.int32),
-        _pointer(row, ROW_VALUES, tl.float32), _aligned(row, SECOND, SECOND_NUMBER),
+        _pointer(row, ROW_VALUES, tl.float32), _aligned(row, FACTORS, tl.float32),
+        _aligned(row, SHARES, tl.int64), _aligned(row, SECOND, SECOND_NUMBER),
         _aligned(row, SECOND_HASH, tl.int64), tl.load(row + SECOND_WIDTH), tl.load(row + COUNT),
         tl.load(row + ROW_COUNT), tl.load(row + FIRST_ROW), tl.load(row + LEAST_ID), DIM, STRIDE,
         BLOCK, ROWS, LAYOUT, IS_MAXIMIZING, DECAYS, LARGEST, IS_CHECKED, SECOND_KIND, SECOND_FORM,
-        SECOND_MODE, SECOND_DEPTH, SECOND_FORGETS,
+        SECOND_MODE, SECOND_DEPTH, SECOND_FORGETS, HAS_COLUMNS,
     )  # fmt: skip
 
 
@@ -109,14 +112,15 @@ def move_rows(
     IS_RAISED: tl.constexpr, DIM: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr,
     ROWS: tl.constexpr, LAYOUT: tl.constexpr, IS_MAXIMIZING: tl.constexpr, DECAYS: tl.constexpr,
     HAS_NESTEROV: tl.constexpr, HAS_ROOT: tl.constexpr, HAS_CLIP: tl.constexpr,
-    IS_RATIO: tl.constexpr, IS_STOCHASTIC: tl.constexpr,
+    IS_RATIO: tl.constexpr, IS_STOCHASTIC: tl.constexpr, HAS_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     row = _row(words)
     moves.move_rows(
         _aligned(row, ENTRIES, ELEMENT), _pointer(row, IDS, KEY), _pointer(row, ORDER, tl.int64),
         _aligned(row, PARTIALS, tl.float32), _aligned(row, PARAMETER, ELEMENT),
         _aligned(row, LEDGER, tl.float64), _pointer(row, FLAG, tl.int32),
-        _pointer(row, ROW_VALUES, tl.float32), _aligned(row, FIRST, FIRST_NUMBER),
+        _pointer(row, ROW_VALUES, tl.float32), _aligned(row, FACTORS, tl.float32),
+        _aligned(row, FIRST, FIRST_NUMBER),
         _aligned(row, FIRST_HASH, tl.int64), tl.load(row + FIRST_WIDTH),
         _pointer(row, FIRST_UNITS, tl.float32), _aligned(row, FIRST_BOOK, tl.float32),
         _aligned(row, FIRST_BORDERS, tl.float32), _aligned(row, SECOND, SECOND_NUMBER),
@@ -125,7 +129,7 @@ def move_rows(
         _aligned(row, SECOND_BORDERS, tl.float32), tl.load(row + COUNT), tl.load(row + FIRST_ROW),
         FIRST_KIND, FIRST_FORM, FIRST_MODE, FIRST_DEPTH, SECOND_KIND, SECOND_FORM, SECOND_MODE,
         SECOND_DEPTH, IS_RAISED, DIM, STRIDE, BLOCK, ROWS, LAYOUT, IS_MAXIMIZING, DECAYS,
-        HAS_NESTEROV, HAS_ROOT, HAS_CLIP, IS_RATIO, IS_STOCHASTIC,
+        HAS_NESTEROV, HAS_ROOT, HAS_CLIP, IS_RATIO, IS_STOCHASTIC, HAS_COLUMNS,
     )  # fmt: skip
 
 
@@ -133,12 +137,13 @@ def move_rows(
 def finish(
     words, FIRST_NUMBER: tl.constexpr, SECOND_NUMBER: tl.constexpr, HAS_FIRST: tl.constexpr,
     HAS_SECOND: tl.constexpr, FIRST_DECAYS: tl.constexpr, SECOND_DECAYS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    SECOND_MODE: tl.constexpr, HAS_COLUMNS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = _row(words)
     prepare.finish(
         _aligned(row, LEDGER, tl.float64), _pointer(row, FLAG, tl.int32),
         _pointer(row, REPORT, tl.float64), _aligned(row, FIRST, FIRST_NUMBER),
-        _aligned(row, SECOND, SECOND_NUMBER), tl.load(row + FIRST_SIZE),
-        tl.load(row + SECOND_SIZE), HAS_FIRST, HAS_SECOND, FIRST_DECAYS, SECOND_DECAYS, BLOCK,
+        _aligned(row, SECOND, SECOND_NUMBER), _aligned(row, COLUMNS, tl.float32),
+        _aligned(row, SHARES, tl.int64), tl.load(row + FIRST_SIZE), tl.load(row + SECOND_SIZE),
+        HAS_FIRST, HAS_SECOND, FIRST_DECAYS, SECOND_DECAYS, SECOND_MODE, HAS_COLUMNS, DIM, BLOCK,
     )  # fmt: skip
