@@ -21,6 +21,7 @@ METHODS = (
     "lean", "1/2", "1", "row-wise", "1/8 columns", "1/2 columns", "1 columns", "row-wise columns",
     "1/8 at least 4096", "1/8 at least 4096 columns",
     "1/8 at least 16384", "1/8 at least 16384 columns",
+    "1/8 columns and row-wise below 4096", "1/8 columns and row-wise below 16384",
 )  # fmt: skip
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, rich_markup_mode=None)

@@ -13,18 +13,21 @@ import sketchoptim as so
 from .scaled import ScaledAdam, ScaledAdamW
 
 _SCALED = re.compile(r" scaled( \d*\.?\d+)?$")
-_SKETCH = re.compile(r"(?P<ratio>[\d/]+)( at least (?P<floor>\d+))?( columns)?$")
+_SKETCH = re.compile(
+    r"(?P<ratio>[\d/]+)( at least (?P<floor>\d+))?( columns)?( and row-wise below (?P<limit>\d+))?$"
+)
 
 
 def memory(method: str, rows: int) -> so.Memory:
     """The memory of a table of `rows` rows under a method.
 
     "adam", "lean", "row-wise", "no-first" (exact second moments), or the number of counters over
-    the number of rows: "1/8", "1/8 at least 4096". "row-wise" and counters also with "columns".
+    the number of rows: "1/8", "1/8 at least 4096". "row-wise" and counters also with "columns";
+    counters then also with " and row-wise below 4096", which is for tables of fewer rows.
     " scaled" at the end, also with a factor for dense gradients, is for `build`.
     """
     method = _SCALED.sub("", method)
-    columns = method.endswith(" columns")
+    columns = " columns" in method
     if method.removesuffix(" columns") == "row-wise":
         return so.Memory(second=so.RowWise(columns=columns))
     if method in ("adam", "lean"):
@@ -38,6 +41,8 @@ def memory(method: str, rows: int) -> so.Memory:
     counters = rows * int(over) / int(under or 1)
     if found["floor"]:
         counters = max(counters, min(rows, int(found["floor"])))
+    if rows < int(found["limit"] or 0):
+        return so.Memory(second=so.RowWise(columns=columns))
     width = max(1, int(counters / 3))
     return so.Memory(second=so.Sketched(width=width, conservative=True, columns=columns))
 

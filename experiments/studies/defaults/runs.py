@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -69,11 +70,14 @@ class Grid:
 
     def has(self, task: str) -> bool:
         """Whether Adam was run at the rates of a task."""
-        return all(self.kept_line(task, "adam", rate, 0) for rate in TASKS[task].rates)
+        return all(Run.of(task, "adam", rate, 0) in self.kept for rate in TASKS[task].rates)
 
-    def kept_line(self, task: str, method: str, rate: float, seed: int) -> dict[str, Any] | None:
-        """What the file has of a run."""
-        return self.kept.get(Run.of(task, method, rate, seed))
+    def lines(self, task: str, method: str) -> Iterator[tuple[float, int, dict[str, Any]]]:
+        """Rate, seed and line of the kept runs of a method."""
+        wanted = Run.of(task, method, 0.0, 0)
+        for run, line in self.kept.items():
+            if run[:2] == wanted[:2]:
+                yield run.rate, run.seed, line
 
     def value(self, task: str, method: str, rate: float, seed: int = 0) -> float:
         """The result of a run, which is done first if it is not kept."""

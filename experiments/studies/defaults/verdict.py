@@ -1,14 +1,17 @@
 """What the rule of README.md makes of the kept runs: tables in Markdown, and a verdict."""
 
 import statistics
+from collections.abc import Callable
 from typing import NamedTuple
 
 from sketchoptim._formatting import readable_bytes
 
-from .runs import FACTORS, TASKS, Grid
+from .runs import TASKS, Grid
 
-SEEDS = (0, 1, 2)
+_SEEDS = (0, 1, 2)
 _MARGIN = 0.01  # of Adam's result
+_TRIED = 3  # rates of a method
+_FEWEST_ROWS = 1000  # of the largest table, in the second round
 
 
 class Cell(NamedTuple):
@@ -23,99 +26,115 @@ class Cell(NamedTuple):
 
     @property
     def deviation(self) -> float:
-        return statistics.stdev(self.values) if len(self.values) == len(SEEDS) else 0.0
+        return statistics.stdev(self.values) if len(self.values) == len(_SEEDS) else 0.0
 
     def __str__(self) -> str:
-        count = "" if len(self.values) == len(SEEDS) else f" ({len(self.values)})"
-        return f"{self.mean:.4f}{count}"
+        if len(self.values) < len(_SEEDS):
+            return f"{self.mean:.4f} ({len(self.values)})"
+        return f"{self.mean:.4f} ± {self.deviation:.4f}"
+
+
+class Round(NamedTuple):
+    """One form of the rule: its tasks, and which of Adam's rates a method is compared at."""
+
+    title: str
+    tasks: list[str]
+    adam_rate: Callable[[Grid, str], float]
 
 
 class Outcome(NamedTuple):
     """A method in one task, compared with Adam."""
 
-    adam: Cell
-    at_rates: dict[str, Cell]
-    """By name of the rate; those that were run."""
+    rate: float
+    adam: dict[float, Cell]
+    """By rate."""
+    own: dict[float, Cell]
+    """The method's, by rate."""
     is_loss: bool
 
-    def behind(self, cell: Cell) -> float:
-        """By how much a cell is worse than Adam at its best rate; negative if it is better."""
-        return (cell.mean - self.adam.mean) * (1 if self.is_loss else -1)
+    def _is_behind(self, cell: Cell, adam: Cell) -> bool:
+        behind = (cell.mean - adam.mean) * (1 if self.is_loss else -1)
+        deviation = max(adam.deviation, cell.deviation)
+        return behind > max(2 * deviation, _MARGIN * abs(adam.mean))
 
-    @property
-    def best(self) -> str:
-        """The name of the method's own best rate."""
-        return min(self.at_rates, key=lambda name: self.behind(self.at_rates[name]))
-
-    def margin(self, cell: Cell) -> float:
-        """What a method may be behind by."""
-        deviation = max(self.adam.deviation, cell.deviation)
-        return max(2 * deviation, _MARGIN * abs(self.adam.mean))
-
-    def passes(self, name: str) -> bool | None:
-        """Whether it is not behind at a rate; None if it was not run there."""
-        cell = self.at_rates.get(name)
-        return None if cell is None else self.behind(cell) <= self.margin(cell)
+    def best(self, cells: dict[float, Cell]) -> float:
+        """The rate with the best mean."""
+        return min(cells, key=lambda rate: cells[rate].mean * (1 if self.is_loss else -1))
 
     @property
     def passes_first(self) -> bool | None:
-        """At Adam's best rate."""
-        return self.passes("best")
+        """Whether it is not behind at Adam's rate; None if it was not run there."""
+        if self.rate not in self.own:
+            return None
+        return not self._is_behind(self.own[self.rate], self.adam[self.rate])
 
     @property
     def passes_second(self) -> bool | None:
-        """At its own best rate; it cannot be told of a method that failed at the rates so far."""
-        passed = self.passes(self.best) if self.at_rates else None
-        return passed or (False if len(self.at_rates) == len(FACTORS) else None)
+        """Whether it is not behind at its own best rate; None if a rate is left to try."""
+        if not self.own:
+            return None
+        cell, adam = self.own[self.best(self.own)], self.adam[self.best(self.adam)]
+        if self._is_behind(cell, adam):
+            return None if len(self.own) < _TRIED else False
+        return True
 
 
-def outcome(grid: Grid, task: str, method: str) -> Outcome:
-    """What is kept of a method in a task."""
-    rates = grid.of_adam(task)
-    cells = {name: _cell(grid, task, method, rate) for name, rate in rates.items()}
-    adam = _cell(grid, task, "adam", rates["best"])
-    assert adam is not None  # best_rate
-    kept = {name: cell for name, cell in cells.items() if cell is not None}
-    return Outcome(adam, kept, TASKS[task].is_loss)
+def rounds(grid: Grid) -> list[Round]:
+    """The rule as it was written first, and the second round's."""
+    tasks = [task for task in TASKS if grid.has(task)]
+    large = [task for task in tasks if max(TASKS[task].rows) >= _FEWEST_ROWS]
+    return [
+        Round("First round: Adam's best rate with seed 0", tasks, Grid.best_rate),
+        Round("Second round: Adam's least rate within 1 % of its best", large, _least_rate),
+    ]
 
 
-def _cell(grid: Grid, task: str, method: str, rate: float) -> Cell | None:
-    lines = [it for seed in SEEDS if (it := grid.kept_line(task, method, rate, seed))]
-    if not lines:
-        return None
-    return Cell(tuple(float(it["value"]) for it in lines), int(lines[0]["state_bytes"]))
+def _least_rate(grid: Grid, task: str) -> float:
+    """The least of Adam's rates whose mean is not behind that of its best by more than 1 %."""
+    cells = _cells(grid, task, "adam")
+    found = Outcome(0.0, cells, {}, TASKS[task].is_loss)
+    best = cells[found.best(cells)].mean
+    return min(rate for rate, it in cells.items() if abs(it.mean - best) <= _MARGIN * abs(best))
+
+
+def _cells(grid: Grid, task: str, method: str) -> dict[float, Cell]:
+    lines: dict[float, list[tuple[float, int]]] = {}
+    for rate, seed, line in grid.lines(task, method):
+        if seed in _SEEDS:
+            lines.setdefault(rate, []).append((float(line["value"]), int(line["state_bytes"])))
+    return {
+        rate: Cell(tuple(value for value, _ in found), found[0][1]) for rate, found in lines.items()
+    }
 
 
 def markdown(grid: Grid, methods: list[str]) -> str:
-    """Three tables: results at Adam's rate, results at the best rate, state and verdict."""
+    """For each round the results at Adam's rate with the verdict; and the bytes of state."""
+    parts = [f"{it.title}:\n\n{_round_table(grid, methods, it)}" for it in rounds(grid)]
+    return "\n".join([*parts, f"State of the tables:\n\n{_state_table(grid, methods)}"])
+
+
+def _round_table(grid: Grid, methods: list[str], one: Round) -> str:
+    def outcome(task: str, method: str) -> Outcome:
+        adam, own = _cells(grid, task, "adam"), _cells(grid, task, method)
+        return Outcome(one.adam_rate(grid, task), adam, own, TASKS[task].is_loss)
+
+    adam = [outcome(task, "adam") for task in one.tasks]
+    rows = [["Adam", *(f"{it.adam[it.rate]} at {it.rate:g}" for it in adam), ""]]
+    for name in methods:
+        found = {task: outcome(task, name) for task in one.tasks}
+        rows.append([name, *map(_at_rate, found.values()), _verdict(found)])
+    heading = [f"{task}, {TASKS[task].metric}" for task in one.tasks]
+    return _table(["method", *heading, "is behind in"], rows)
+
+
+def _state_table(grid: Grid, methods: list[str]) -> str:
+    def state(task: str, method: str) -> str:
+        cells = _cells(grid, task, method).values()
+        return next((readable_bytes(it.state_bytes) for it in cells), "")
+
     tasks = [task for task in TASKS if grid.has(task)]
-    found = {method: {task: outcome(grid, task, method) for task in tasks} for method in methods}
-    heading = [f"{task}, {TASKS[task].metric}" for task in tasks]
-    rates = [f"{grid.best_rate(task):g}" for task in tasks]
-    adam = [_with_deviation(found[methods[0]][task].adam) for task in tasks]
-    parts = [
-        "At Adam's best rate:\n",
-        _table(
-            ["method", *heading],
-            [["the rate", *rates], ["Adam", *adam]]
-            + [[name, *(_at_adams(found[name][task]) for task in tasks)] for name in methods],
-        ),
-        "At the best of that rate, a third of it and three times it:\n",
-        _table(
-            ["method", *heading],
-            [["Adam", *adam]]
-            + [[name, *(_at_own(found[name][task]) for task in tasks)] for name in methods],
-        ),
-        "State of the tables, and the rule:\n",
-        _table(
-            ["method", *tasks, "passes 1", "passes 2"],
-            [
-                [name, *(_state(found[name][task]) for task in tasks), *_verdicts(found[name])]
-                for name in methods
-            ],
-        ),
-    ]
-    return "\n".join(parts)
+    rows = [[name, *(state(task, name) for task in tasks)] for name in ("adam", *methods)]
+    return _table(["method", *tasks], rows)
 
 
 def _table(heading: list[str], rows: list[list[str]]) -> str:
@@ -123,40 +142,24 @@ def _table(heading: list[str], rows: list[list[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def _with_deviation(cell: Cell) -> str:
-    return f"{cell} ± {cell.deviation:.4f}" if cell.deviation else str(cell)
-
-
-def _marked(text: str, passes: bool | None) -> str:
-    return f"{text}, behind" if passes is False else text
-
-
-def _at_adams(found: Outcome) -> str:
-    cell = found.at_rates.get("best")
-    return "" if cell is None else _marked(_with_deviation(cell), found.passes_first)
-
-
-def _at_own(found: Outcome) -> str:
-    if not found.at_rates:
+def _at_rate(found: Outcome) -> str:
+    """The result at Adam's rate, and the one at its own best if that is another one."""
+    if not found.own:
         return ""
-    times = {"best": "", "third": " at 1/3", "triple": " at 3"}[found.best]
-    return _marked(f"{found.at_rates[found.best]}{times}", found.passes_second)
+    best = found.best(found.own)
+    cells = [str(found.own[found.rate])] if found.rate in found.own else []
+    cells += [f"{found.own[best]} at {best:g}"] if best != found.rate else []
+    return "; ".join(cells)
 
 
-def _state(found: Outcome) -> str:
-    cells = list(found.at_rates.values())
-    return readable_bytes(cells[0].state_bytes) if cells else ""
-
-
-def _verdicts(found: dict[str, Outcome]) -> tuple[str, str]:
-    def verdict(passed: dict[str, bool | None]) -> str:
-        behind = [task for task, it in passed.items() if it is False]
-        missing = [task for task, it in passed.items() if it is None]
-        if behind:
-            return f"no: {', '.join(behind)}"
-        return f"open: {', '.join(missing)}" if missing else "yes"
-
-    return (
-        verdict({task: it.passes_first for task, it in found.items()}),
-        verdict({task: it.passes_second for task, it in found.items()}),
-    )
+def _verdict(found: dict[str, Outcome]) -> str:
+    """Tasks in which it is behind, at Adam's rate or also at its own best one."""
+    words = []
+    for task, it in found.items():
+        if it.passes_second is False:
+            words.append(f"{task} at every rate")
+        elif it.passes_first is False:
+            words.append(task)
+    missing = [task for task, it in found.items() if it.passes_first is None]
+    words += [f"not run: {', '.join(missing)}"] if missing else []
+    return ", ".join(words) or "none"
