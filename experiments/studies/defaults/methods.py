@@ -10,9 +10,10 @@ from torch import nn
 
 import sketchoptim as so
 
-from .scaled import ScaledAdam, ScaledAdamW
+from .rules import FlooredAdam, ScaledAdam, ScaledAdamW
 
 _SCALED = re.compile(r" scaled( \d*\.?\d+)?$")
+_FLOORED = re.compile(r" floor (\d*\.?\d+)$")
 _SKETCH = re.compile(
     r"(?P<ratio>[\d/]+)( at least (?P<floor>\d+))?( columns)?( and row-wise below (?P<limit>\d+))?$"
 )
@@ -21,17 +22,17 @@ _SKETCH = re.compile(
 def memory(method: str, rows: int) -> so.Memory:
     """The memory of a table of `rows` rows under a method.
 
-    "adam", "lean", "row-wise", "no-first" (exact second moments), or the number of counters over
+    "adam", "lean" (the default before this study), "row-wise", "no-first" (exact second moments), or the number of counters over
     the number of rows: "1/8", "1/8 at least 4096". "row-wise" and counters also with "columns";
     counters then also with " and row-wise below 4096", which is for tables of fewer rows.
-    " scaled" at the end, also with a factor for dense gradients, is for `build`.
+    " scaled" at the end, also with a factor for dense gradients, and " floor 4" are for `build`.
     """
-    method = _SCALED.sub("", method)
+    method = _FLOORED.sub("", _SCALED.sub("", method))
     columns = " columns" in method
     if method.removesuffix(" columns") == "row-wise":
         return so.Memory(second=so.RowWise(columns=columns))
     if method in ("adam", "lean"):
-        return so.Memory.of("exact" if method == "adam" else "lean")
+        return so.Memory.of("exact" if method == "adam" else "lean-0.1")
     if method == "no-first":
         return so.Memory(second=so.Exact())
     found = _SKETCH.match(method)
@@ -45,6 +46,12 @@ def memory(method: str, rows: int) -> so.Memory:
         return so.Memory(second=so.RowWise(columns=columns))
     width = max(1, int(counters / 3))
     return so.Memory(second=so.Sketched(width=width, conservative=True, columns=columns))
+
+
+def rule_of(method: str) -> str:
+    """The end of a method's name that is no memory."""
+    found = _SCALED.search(method) or _FLOORED.search(method)
+    return found[0] if found else ""
 
 
 class Rates(NamedTuple):
@@ -79,6 +86,9 @@ def build(
     kind: Any = so.AdamW if is_decoupled else so.Adam
     if scaled := _SCALED.search(method):
         kind = partial(ScaledAdamW if is_decoupled else ScaledAdam, dense=float(scaled[1] or 1))
+    if floored := _FLOORED.search(method):
+        assert not is_decoupled
+        kind = partial(FlooredAdam, floor=float(floored[1]))
     optimizer: so.Adam = kind(groups, lr=rates.tables)
     return optimizer
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from . import packages, words
-from .methods import Rates, memory
+from .methods import Rates, memory, rule_of
 from .tasks import Task
 
 MEASURED = Path(__file__).parents[2] / "measured" / "defaults.jsonl"
@@ -47,14 +47,14 @@ class Run(NamedTuple):
 
     task: str
     method: tuple[Any, ...]
-    """The memory of each table, and how it is scaled: names that mean the same are the same run."""
+    """The memory of each table and the rule: names that mean the same are the same run."""
     rate: float
     seed: int
 
     @classmethod
     def of(cls, task: str, method: str, rate: float, seed: int) -> "Run":
         memories = (memory(method, rows) for rows in TASKS[task].rows)
-        return cls(task, (*memories, method.partition("scaled")[1:]), rate, seed)
+        return cls(task, (*memories, rule_of(method)), rate, seed)
 
 
 class Grid:

@@ -1,4 +1,4 @@
-"""Adam whose updates of a table are divided by their running root mean square. Tried here only."""
+"""Two changes of Adam's rule, tried here only: updates of one size, and a floor under v."""
 
 from typing import Any
 
@@ -61,6 +61,39 @@ class ScaledAdam(so.Adam):
             direction = fused.direction(gradient, first, second)
             scale.add_(gradient, direction)
             return rows * fused.shrink - direction * factor
+
+        return Rule(
+            update, first=fused.first, second=fused.second, maximize=fused.maximize,
+            weight_decay=fused.weight_decay,
+        )  # fmt: skip
+
+
+class FlooredAdam(so.Adam):
+    """Adam that divides by the root of v plus `floor` times the mean of v over all rows.
+
+    Every group that is not exact has one table. The mean is that before the step.
+    """
+
+    def __init__(self, *arguments: Any, floor: float, **options: Any) -> None:
+        self.floor, self._means = floor, dict[int, float]()
+        super().__init__(*arguments, **options)
+
+    def rule(self, group: Any, step: int, *, memory: so.Memory, is_sparse: bool) -> Any:
+        fused = super().rule(group, step, memory=memory, is_sparse=is_sparse)
+        if memory.is_exact:
+            return fused
+        assert fused.second is not None
+        rows, average = group["params"][0].shape[0], fused.second
+        mean = self._means.get(id(group), 0.0)
+        self._means[id(group)] = average.decay * mean
+
+        def update(
+            rows_: Tensor, gradient: Tensor, first: Tensor | None, second: Tensor | None
+        ) -> Tensor:
+            assert second is not None
+            squares = float(gradient.double().square().mean(1).sum())
+            self._means[id(group)] += average.weight * squares / rows
+            return fused.update(rows_, gradient, first, second + self.floor * mean)
 
         return Rule(
             update, first=fused.first, second=fused.second, maximize=fused.maximize,
