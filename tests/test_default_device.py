@@ -109,7 +109,7 @@ def mached() -> Any:
 CALLS: dict[str, Callable[[], Any]] = {
     "sketches": sketched,
     "estimate_error": estimated,
-    "lean": stepped,
+    "lean-0.1": stepped,
     "paper-mv": lambda: stepped(memory="paper-mv"),
     "rank-one": lambda: stepped(memory="rank-one"),
     "exact": lambda: stepped(memory="exact"),

@@ -177,7 +177,11 @@ def test_a_memory_that_makes_no_sense_is_refused(options, error, message):
 @pytest.mark.parametrize(
     ("choice", "error", "message"),
     [
-        ("leen", ValueError, "memory must be a Memory or one of ['lean', 'exact', '8-bit'"),
+        (
+            "leen",
+            ValueError,
+            "memory must be a Memory or one of ['lean', 'lean-0.1', 'exact', '8-bit'",
+        ),
         ("", ValueError, "got ''"),
         (None, TypeError, "memory must be a preset's name or a Memory, got None"),
         (Sketched(), TypeError, "memory must be a preset's name or a Memory, got Sketched("),
@@ -234,11 +238,10 @@ def test_a_storage_cannot_be_changed(thing, field):
 # -- presets -------------------------------------------------------------------------------------
 
 PAPER = Sketched(granularity="element", ratio=0.2, depth=3, decay="paper")
+EIGHTH = Sketched(granularity="row", ratio=1 / 8, depth=3, decay="linear", conservative=True)
 EXPECTED_PRESETS = {
-    "lean": Memory(
-        first=None,
-        second=Sketched(granularity="row", ratio=1 / 8, depth=3, decay="linear", conservative=True),
-    ),
+    "lean": Memory(first=None, second=dataclasses.replace(EIGHTH, array_below=4096)),
+    "lean-0.1": Memory(first=None, second=EIGHTH),
     "exact": Memory(first=so.Exact(), second=so.Exact()),
     "8-bit": Memory(first=so.Quantized(), second=so.Quantized()),
     "paper-mv": Memory(first=PAPER, second=PAPER),

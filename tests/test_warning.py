@@ -66,7 +66,7 @@ def place_of(
     ("message", "memory"),
     [
         ("active rows a bucket", CROWDED),
-        pytest.param("is stepped by the reference kernels", "lean", marks=needs_native),
+        pytest.param("is stepped by the reference kernels", "lean-0.1", marks=needs_native),
     ],
 )
 def test_what_a_step_warns_of_is_told_at_the_line_that_called_it(message, memory, call):
@@ -77,7 +77,7 @@ def test_what_a_step_warns_of_is_told_at_the_line_that_called_it(message, memory
 
 @pytest.mark.parametrize("call", CALLS)
 def test_absent_kernels_are_told_at_the_line_that_called_step(call, without_kernels):
-    file, line = place_of("runs on its reference kernels", call, "lean")
+    file, line = place_of("runs on its reference kernels", call, "lean-0.1")
     assert file == __file__
     assert line in inspect.getsource(call)
 

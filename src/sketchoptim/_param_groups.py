@@ -178,7 +178,7 @@ class ParamGroups(list[dict[str, Any]]):
         ]
         for name, parameter, memory in tables:
             shape = " x ".join(f"{size:,}" for size in parameter.shape)
-            lines.append(f"  {name}  {shape}  {memory.describe()}")
+            lines.append(f"  {name}  {shape}  {memory.describe(parameter.shape[0])}")
         plural = "" if len(others) == 1 else "s"
         size = readable_bytes(_bytes(others, None))
         lines.append(f"{len(others)} other parameter{plural}: {size} of state")

@@ -427,10 +427,10 @@ class Memory:
         # save parameter groups as they are.
         return _unpickled_memory, (self.to_dict(),)
 
-    def describe(self) -> str:
-        """The memory in a few words: "v by row, 3 x 1,386"."""
+    def describe(self, rows: int) -> str:
+        """The memory of a table with so many rows in a few words: "v by row, 3 x 1,386"."""
         kept = [("m", self.first), ("v", self.second)]
-        words = [f"{name} {storage.describe()}" for name, storage in kept if storage is not None]
+        words = [f"{name} {it.for_rows(rows).describe()}" for name, it in kept if it is not None]
         return ", ".join(words) or "nothing"
 
 
@@ -456,11 +456,16 @@ def _check_options(name: str, kind: type, plain: Any) -> None:
     )
 
 
-_LEAN = Sketched(granularity="row", ratio=1 / 8, depth=3, decay="linear", conservative=True)
+# In tables with fewer rows the default keeps a number for each row.
+FEW_ROWS = 4096
+# The default of version 0.1.
+_LEAN_0_1 = Sketched(granularity="row", ratio=1 / 8, depth=3, decay="linear", conservative=True)
+_LEAN = dataclasses.replace(_LEAN_0_1, array_below=FEW_ROWS)
 _PAPER = Sketched(granularity="element", ratio=0.2, depth=3, decay="paper")
 
 PRESETS = {
     "lean": Memory(first=None, second=_LEAN),
+    "lean-0.1": Memory(first=None, second=_LEAN_0_1),
     "exact": Memory(first=Exact(), second=Exact()),
     "8-bit": Memory(first=Quantized(), second=Quantized()),
     "paper-mv": Memory(first=_PAPER, second=_PAPER),

@@ -78,7 +78,7 @@ def test_every_storage_on_the_reference_has_the_bits_of_the_plain_gradient(memor
         )
 
 
-@pytest.mark.parametrize("memory", ["lean", "exact"])
+@pytest.mark.parametrize("memory", ["lean-0.1", "exact"])
 @pytest.mark.parametrize("kind", OPTIONS)
 def test_every_rule_has_the_bits_of_the_plain_gradient(kind, memory, is_sparse):
     with ops.reference_only():
@@ -91,7 +91,7 @@ def test_every_rule_has_the_bits_of_the_plain_gradient(kind, memory, is_sparse):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("memory", ["lean", "row-wise", "exact"])
+@pytest.mark.parametrize("memory", ["lean-0.1", "row-wise", "exact"])
 def test_kernels_take_the_rows_of_a_sparse_one(memory, dtype):
     ours, theirs = (
         trained("AdamW", memory, is_deferred=it, is_sparse=True, dtype=dtype)
@@ -126,7 +126,7 @@ def test_rows_that_exist_are_stepped_as_the_plain_gradient(is_sparse):
         weights[0].grad.sum()
     weights[1].grad = weights[1].grad.to_plain()
     for weight in weights:
-        so.AdamW(so.param_groups(nn.ParameterList([weight]), memory="lean")).step()
+        so.AdamW(so.param_groups(nn.ParameterList([weight]), memory="lean-0.1")).step()
     assert torch.equal(*weights)
 
 
@@ -177,7 +177,7 @@ REFUSED = [
 @pytest.mark.parametrize(
     ("memory", "how", "error", "pattern"),
     # Exact parameters take what is not finite, as torch.optim does.
-    [("lean", *case) for case in REFUSED] + [("exact", *case) for case in REFUSED[:3]],
+    [("lean-0.1", *case) for case in REFUSED] + [("exact", *case) for case in REFUSED[:3]],
 )
 def test_a_bad_gradient_refuses_the_whole_step(memory, how, error, pattern, is_reference):
     weights = [nn.Parameter(torch.ones(ROWS, DIM)) for _ in range(2)]
@@ -190,7 +190,7 @@ def test_a_bad_gradient_refuses_the_whole_step(memory, how, error, pattern, is_r
 
 def test_nonfinite_skip_leaves_the_table_and_counts(is_sparse):
     weight = nn.Parameter(torch.ones(ROWS, DIM))
-    optimizer = so.AdamW([{"params": [weight], "memory": "lean"}], nonfinite="skip")
+    optimizer = so.AdamW([{"params": [weight], "memory": "lean-0.1"}], nonfinite="skip")
     weight.grad = lookups(weight, 0, is_sparse=is_sparse) * math.nan
     optimizer.step()
     assert torch.equal(weight, torch.ones(ROWS, DIM))
@@ -204,5 +204,5 @@ def test_bounds_that_are_too_large_do_not_refuse_a_finite_gradient():
     weight.grad = so.DeferredGradient(weight, parts)
     assert weight.grad.bound() > LARGEST_GRADIENT
     with ops.reference_only():
-        so.AdamW([{"params": [weight], "memory": "lean"}]).step()
+        so.AdamW([{"params": [weight], "memory": "lean-0.1"}]).step()
     assert (weight[[3, 5]] < 1).all()

@@ -57,7 +57,7 @@ def test_a_foreign_key_is_named():
         ("exponent", "1", "exponent must be a number, got '1'"),
         ("error", 0.1, "error must be a table, got 0.1"),
         ("error", {"relative": "0", "median": 0.0}, "error.relative must be a number, got '0'"),
-        ("memory", "lean", "memory: memory must be a dict"),
+        ("memory", "lean-0.1", "memory: memory must be a dict"),
         ("memory", {"second": {"kind": "Guess"}}, "memory: second.kind must be one of"),
     ],
 )
@@ -77,7 +77,7 @@ def test_text_that_is_no_json_is_refused():
 
 @functools.cache
 def digested_once() -> dict[str, Any]:
-    run = Run.start(tiny_runs.PRESET_PLANS["lean"]).train(batches(3))
+    run = Run.start(tiny_runs.PRESET_PLANS["lean-0.1"]).train(batches(3))
     return run.optimizer.state_dict()
 
 
@@ -163,7 +163,7 @@ def test_a_number_that_changed_after_saving_is_named(tmp_path):
         ("params", None, "group 0 must have the key 'params'"),
         ("params", 3, "params of group 0 must be a list, got 3"),
         ("param_names", ["table"], "param_names of group 0 must be as many as its params"),
-        ("memory", "lean", "group 0: memory must be a dict"),
+        ("memory", "lean-0.1", "group 0: memory must be a dict"),
         ("memory", {"second": {"kind": "Guess"}}, "group 0: second.kind must be one of"),
     ],
 )

@@ -81,12 +81,12 @@ def test_a_first_moment_above_its_limit_is_reported_as_overflowing(beta, is_over
     assert found_in(optimizer, "second").limit is None
 
 
-@pytest.mark.parametrize("memory", ["lean", "paper-v-only"])
+@pytest.mark.parametrize("memory", ["lean-0.1", "paper-v-only"])
 def test_the_error_is_what_the_sketch_says_of_itself(memory):
     optimizer, weight = trained(memory)
     state = optimizer.state[weight]
     sketch = so.CountMinSketch.over(
-        conservative=memory == "lean",
+        conservative=memory == "lean-0.1",
         counters=state["second_counters"],
         scale=state["second_scale"],
         words=state["second_words"],
@@ -139,7 +139,7 @@ def test_nothing_of_the_size_of_the_parameter_is_made():
 @pytest.mark.parametrize("shape", [(0, 3), (4, 0)])
 def test_a_parameter_without_elements_is_left_out(shape):
     weight = nn.Parameter(torch.zeros(shape))
-    optimizer = so.Adam([{"params": [weight], "memory": "lean"}])
+    optimizer = so.Adam([{"params": [weight], "memory": "lean-0.1"}])
     weight.grad = torch.zeros(shape)
     optimizer.step()
     assert so.diagnose(optimizer).findings == ()

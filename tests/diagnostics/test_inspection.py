@@ -18,7 +18,7 @@ def saved(path, thing):
 
 @pytest.fixture(scope="module")
 def lean():
-    return Run.start(tiny_runs.PRESET_PLANS["lean"]).train(batches(3)).optimizer
+    return Run.start(tiny_runs.PRESET_PLANS["lean-0.1"]).train(batches(3)).optimizer
 
 
 @tiny_runs.each(PLANS)
@@ -72,7 +72,7 @@ def test_a_folded_sketch_shows_its_width(tmp_path):
 
 def test_what_a_sum_starts_from_is_no_error(tmp_path):
     table = torch.nn.Embedding(100, 4, sparse=True)
-    optimizer = so.Adagrad(table.parameters(), initial_accumulator_value=0.5)
+    optimizer = so.Adagrad(table.parameters(), initial_accumulator_value=0.5, memory="lean-0.1")
     table(torch.tensor([1])).sum().mul(0.0).backward()
     optimizer.step()
     found = inspect_checkpoint(saved(tmp_path, optimizer.state_dict()))

@@ -16,7 +16,7 @@ class Lines(list):
         self.append((name, value, step))
 
 
-def watched(plan="lean", *, steps=6, every=2):
+def watched(plan="lean-0.1", *, steps=6, every=2):
     run, lines = Run.start(PRESET_PLANS[plan]), Lines()
     handle = watch(run.optimizer, lines, every=every)
     run.train(batches(steps))
@@ -60,14 +60,14 @@ def test_a_removed_watch_says_no_more():
 
 
 def test_steps_count_on_from_those_taken_before():
-    run, lines = Run.start(PRESET_PLANS["lean"]).train(batches(3)), Lines()
+    run, lines = Run.start(PRESET_PLANS["lean-0.1"]).train(batches(3)), Lines()
     watch(run.optimizer, lines, every=2)
     run.train(batches(2))
     assert {step for *_, step in lines} == {4}
 
 
 def test_reading_the_state_of_an_untouched_parameter_is_no_step():
-    run, lines = Run.start(PRESET_PLANS["lean"]), Lines()
+    run, lines = Run.start(PRESET_PLANS["lean-0.1"]), Lines()
     assert not run.optimizer.state[run.optimizer.param_groups[0]["params"][0]]
     watch(run.optimizer, lines, every=1)
     run.train(batches(1))
@@ -75,7 +75,7 @@ def test_reading_the_state_of_an_untouched_parameter_is_no_step():
 
 
 def test_numbers_go_to_tensorboard(tmp_path):
-    run = Run.start(PRESET_PLANS["lean"])
+    run = Run.start(PRESET_PLANS["lean-0.1"])
     with SummaryWriter(tmp_path) as writer:
         watch(run.optimizer, writer, every=1)
         run.train(batches(2))
@@ -87,7 +87,7 @@ def test_numbers_go_to_tensorboard(tmp_path):
 
 
 def test_other_optimizers_logs_and_intervals_are_refused():
-    optimizer = Run.start(PRESET_PLANS["lean"]).optimizer
+    optimizer = Run.start(PRESET_PLANS["lean-0.1"]).optimizer
     with pytest.raises(TypeError, match="optimizer must be one of sketchoptim's, got SGD"):
         watch(torch.optim.SGD([torch.ones(1)]), Lines())
     with pytest.raises(TypeError, match="log must be callable or have add_scalar, got None"):

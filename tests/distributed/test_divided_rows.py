@@ -14,7 +14,7 @@ import sketchoptim as so
 DIM = 256
 # Divided evenly by 4, unevenly, and with nothing left for the last process.
 ROWS = {"even": 1024, "uneven": 1021, "empty": 9}
-SAME_BITS = ["lean", "row-wise", "exact", "8-bit"]
+SAME_BITS = ["lean-0.1", "row-wise", "exact", "8-bit"]
 COLUMNS = [
     so.Memory(second=so.Sketched(conservative=True, columns=True)),
     so.Memory(second=so.RowWise(columns=True)),
@@ -101,7 +101,7 @@ def test_factors_of_columns_have_the_bits_of_one_process():
 def test_every_optimizer_steps_divided_tables():
     kinds = {"AdamW": {}, "RMSprop": {}, "Adagrad": {}, "SGD": {"momentum": 0.9}}
     for kind, options in kinds.items():
-        twins = Twins(ROWS["uneven"], "exact" if kind == "SGD" else "lean", kind, **options)
+        twins = Twins(ROWS["uneven"], "exact" if kind == "SGD" else "lean-0.1", kind, **options)
         for _ in range(5):
             twins.step()
         assert twins.differences() == [], kind
@@ -110,7 +110,7 @@ def test_every_optimizer_steps_divided_tables():
 @on_ranks(4)
 def test_half_precision_tables_are_rounded_as_in_one_process():
     for dtype in (torch.bfloat16, torch.float16):
-        twins = Twins(ROWS["uneven"], "lean", dtype=dtype)
+        twins = Twins(ROWS["uneven"], "lean-0.1", dtype=dtype)
         for _ in range(5):
             twins.step()
         assert twins.differences() == [], dtype
@@ -131,7 +131,7 @@ def test_sums_over_processes_differ_by_rounding_alone():
 def test_a_step_is_two_collectives_for_all_tables_together(folder):
     mesh = init_device_mesh("cpu", (4,))
     tables = [nn.Parameter(distribute_tensor(torch.ones(64, 8), mesh, [Shard(0)])) for _ in "abc"]
-    optimizer = so.Adam([{"params": tables, "memory": "lean"}])
+    optimizer = so.Adam([{"params": tables, "memory": "lean-0.1"}])
     for _ in range(2):
         for table in tables:
             table.grad = distribute_tensor(torch.ones(64, 8), mesh, [Shard(0)])
@@ -155,7 +155,7 @@ def test_folding_and_cleaning_keep_the_sketches_of_all_processes_one():
 
 @on_ranks(2, 4)
 def test_a_gradient_that_is_not_finite_in_one_process_is_refused_in_all():
-    twins = Twins(ROWS["even"], "lean")
+    twins = Twins(ROWS["even"], "lean-0.1")
     twins.step()
     gradient = torch.ones(twins.whole.shape)
     gradient[-1, 3] = math.nan  # a row of the last process
@@ -171,7 +171,7 @@ def test_a_gradient_that_is_not_finite_in_one_process_is_refused_in_all():
 
 @on_ranks(2, 4)
 def test_a_gradient_that_is_not_finite_in_one_process_is_skipped_in_all():
-    twins = Twins(ROWS["even"], "lean", nonfinite="skip")
+    twins = Twins(ROWS["even"], "lean-0.1", nonfinite="skip")
     gradient = torch.ones(twins.whole.shape)
     gradient[0, 0] = math.inf
     for it in (None, gradient, None):
@@ -182,7 +182,7 @@ def test_a_gradient_that_is_not_finite_in_one_process_is_skipped_in_all():
 
 @on_ranks(2)
 def test_a_gradient_that_only_some_processes_have_is_refused_in_all():
-    twins = Twins(ROWS["even"], "lean")
+    twins = Twins(ROWS["even"], "lean-0.1")
     twins.step()
     if dist.get_rank() == 1:
         twins.divided.grad = None
@@ -204,5 +204,5 @@ def test_replicated_tables_are_stepped_by_each_process_for_itself():
         parameter.grad = torch.full((64, 8), 0.5)
         if parameter is replicated:
             parameter.grad = distribute_tensor(parameter.grad, mesh, [Replicate()])
-        so.Adam([{"params": [parameter], "memory": "lean"}]).step()
+        so.Adam([{"params": [parameter], "memory": "lean-0.1"}]).step()
     assert torch.equal(replicated.to_local(), plain)

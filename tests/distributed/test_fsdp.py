@@ -69,7 +69,7 @@ def test_hidden_layers_and_tables_may_have_any_memory_that_can_be_divided():
 @on_ranks(2)
 def test_state_of_tables_is_below_a_byte_a_row_in_every_process():
     model = sharded(LanguageModel())
-    optimizer = so.AdamW(so.param_groups(model), lr=0.01)
+    optimizer = so.AdamW(so.param_groups(model, "lean-0.1"), lr=0.01)
     train(model, optimizer, batches(1))
     for table in (model.embedding.weight, model.head.weight):
         assert isinstance(table, DTensor)

@@ -19,7 +19,7 @@ def test_a_step_reduces_and_keeps_the_bytes_of_the_plan():
         (name, nn.Parameter(distribute_tensor(torch.ones(shape), mesh, [Shard(0)])))
         for name, shape in SHAPES
     ]
-    optimizer = so.Adam([{"params": parameters, "memory": "lean"}])
+    optimizer = so.Adam([{"params": parameters, "memory": "lean-0.1"}])
     for _, parameter in parameters:
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()  # the first one compares the processes too

@@ -33,7 +33,7 @@ class Waits(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("preset", ["lean", "row-wise", "exact"])
+@pytest.mark.parametrize("preset", ["lean-0.1", "row-wise", "exact"])
 @pytest.mark.parametrize("is_sparse", [True, False], ids=["sparse", "dense"])
 def test_a_step_of_the_reference_waits_at_most_four_times(preset, is_sparse):
     shape = (2000, 64)

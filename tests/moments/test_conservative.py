@@ -109,7 +109,7 @@ def test_a_step_of_lean_allocates_nothing_with_an_entry_for_each_row(kind, monke
     shape = (6_000, 4)
     monkeypatch.setattr(_rows, "CHUNK_ELEMENTS", 1 << 10)
     parameter = torch.nn.Parameter(start(shape))
-    optimizer = so.Adam([{"params": [parameter], "memory": "lean"}])
+    optimizer = so.Adam([{"params": [parameter], "memory": "lean-0.1"}])
     generator = torch.Generator().manual_seed(4)
     for _ in range(2):
         parameter.grad = torch.randn(shape, generator=generator)

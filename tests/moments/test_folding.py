@@ -18,7 +18,7 @@ FORMS = {
     "linear": {"granularity": "element"},
     "paper": {"granularity": "element", "decay": "paper"},
     "conservative": {"granularity": "element", "conservative": True},
-    "lean": {"conservative": True},
+    "lean-0.1": {"conservative": True},
     "bfloat16": {"granularity": "element", "dtype": torch.bfloat16},
 }
 
@@ -187,13 +187,13 @@ def trained(optimizer, parameter, gradients):
 
 
 @pytest.mark.parametrize("backend", [None, *backends.LEVELS[-1:]], ids=str)
-@pytest.mark.parametrize("memory", ["lean", "both"])
+@pytest.mark.parametrize("memory", ["lean-0.1", "both"])
 def test_training_goes_on_after_a_fold_and_from_a_checkpoint(memory, backend):
     shape = (300, 3)
     lean = so.Sketched(width=64, conservative=True, fold_when=1e9)
     # Of which the second folds and the first never does, so that their widths part.
     wide = so.Sketched(width=128, granularity="element")
-    memory = so.Memory(None, lean) if memory == "lean" else so.Memory(wide, lean)
+    memory = so.Memory(None, lean) if memory == "lean-0.1" else so.Memory(wide, lean)
     gradients = list(sparse_stream(shape, 6))
 
     def fresh(values):

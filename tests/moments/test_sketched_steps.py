@@ -13,7 +13,7 @@ from sketchoptim.moments import Average
 BITWISE = {
     "exact": "exact",
     "row-wise": "row-wise",
-    "lean": so.Memory(None, by_row(conservative=True)),
+    "lean-0.1": so.Memory(None, by_row(conservative=True)),
     "lean-element": so.Memory(None, by_element(conservative=True)),
     "paper-mv": so.Memory(by_element(decay="paper"), by_element(decay="paper")),
     "paper-row": so.Memory(None, by_row(decay="paper")),
@@ -102,7 +102,7 @@ def test_both_moments_of_a_parameter_share_their_buckets():
 # -- bfloat16 --------------------------------------------------------------------------------------
 
 BFLOAT16 = {
-    "lean": so.Memory(None, by_row(conservative=True, dtype=torch.bfloat16)),
+    "lean-0.1": so.Memory(None, by_row(conservative=True, dtype=torch.bfloat16)),
     "paper-mv": so.Memory(*[by_element(decay="paper", dtype=torch.bfloat16)] * 2),
     "bucket": so.Memory(*[by_element(decay="bucket", dtype=torch.bfloat16)] * 2),
     "linear": so.Memory(*[by_element(dtype=torch.bfloat16)] * 2),

@@ -174,7 +174,7 @@ def test_a_weight_that_changed_is_refused():
     with torch.no_grad():
         weight.mul_(2.0)
     with pytest.raises(RuntimeError, match="the weight behind a deferred gradient"):
-        so.Adam([{"params": [weight], "memory": "lean"}]).step()
+        so.Adam([{"params": [weight], "memory": "lean-0.1"}]).step()
     assert torch.equal(weight, before * 2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
@@ -222,7 +222,7 @@ def test_a_compiled_model_breaks_its_graph_here():
     torch.testing.assert_close(dense(weight.grad), theirs[1].grad)
 
 
-@pytest.mark.parametrize("memory", ["lean", "exact", "row-wise", "8-bit", "paper-mv"])
+@pytest.mark.parametrize("memory", ["lean-0.1", "exact", "row-wise", "8-bit", "paper-mv"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.filterwarnings("ignore:.*active rows a bucket a step:UserWarning")
 def test_a_step_is_that_of_the_gradient_when_it_is_written_down(memory, dtype):
@@ -249,7 +249,7 @@ def test_a_step_from_hidden_states_that_are_not_finite_changes_nothing(value):
     for nonfinite in ("raise", "skip"):
         hidden, weight, _, target = tensors()
         before = weight.detach().clone()
-        options = {"memory": "lean", "nonfinite": nonfinite}
+        options = {"memory": "lean-0.1", "nonfinite": nonfinite}
         optimizer = so.Adam([{"params": [weight], **options}])
         with torch.no_grad():
             hidden[3, 4] = value
@@ -335,7 +335,7 @@ def test_the_reference_steps_as_the_kernels():
     weights = []
     for context in (ops.reference_only, None):
         hidden, weight, _, target = tensors()
-        optimizer = so.Adam([{"params": [weight], "memory": "lean"}])
+        optimizer = so.Adam([{"params": [weight], "memory": "lean-0.1"}])
         linear_cross_entropy(hidden, weight, target).backward()
         if context is None:
             optimizer.step()

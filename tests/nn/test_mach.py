@@ -152,7 +152,7 @@ def trained(mach: MACH, memory: str, steps: int = 5) -> MACH:
     return mach
 
 
-@pytest.mark.parametrize("memory", ["exact", "lean", "paper-v-only"])
+@pytest.mark.parametrize("memory", ["exact", "lean-0.1", "paper-v-only"])
 def test_members_trained_alone_are_those_trained_together(memory, tmp_path):
     together = trained(ensemble(), memory)
     files = [tmp_path / f"{number}.pt" for number in (2, 0, 1)]
@@ -189,7 +189,7 @@ def test_a_state_dict_of_another_seed_is_refused_and_changes_nothing():
 
 
 def test_a_state_dict_of_the_same_seed_brings_weights_and_predictions():
-    mach, loaded = trained(ensemble(), "lean"), ensemble()
+    mach, loaded = trained(ensemble(), "lean-0.1"), ensemble()
     loaded.load_state_dict(mach.state_dict())
     assert torch.equal(loaded.top_k(bags(), 5).scores, mach.top_k(bags(), 5).scores)
 

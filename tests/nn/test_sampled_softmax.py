@@ -33,11 +33,11 @@ def test_tied_weights_get_gradients_from_both_uses():
 
 OPTIMIZERS = {
     "SparseAdam": lambda params: torch.optim.SparseAdam(params, lr=0.02),
-    "Adam, lean": lambda params: so.Adam(params, lr=0.02),
+    "Adam, lean-0.1": lambda params: so.Adam(params, lr=0.02),
     "Adam, exact": lambda params: so.Adam(params, lr=0.02, memory="exact"),
     "Adam, paper-mv": lambda params: so.Adam(params, lr=0.005, memory="paper-mv"),
-    "Adagrad, lean": lambda params: so.Adagrad(params, lr=0.02),
-    "SGD, lean": lambda params: so.SGD(params, lr=0.02),
+    "Adagrad, lean-0.1": lambda params: so.Adagrad(params, lr=0.02),
+    "SGD, lean-0.1": lambda params: so.SGD(params, lr=0.02),
 }
 
 

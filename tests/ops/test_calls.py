@@ -12,7 +12,7 @@ import sketchoptim as so
 
 pytestmark = [needs_native, pytest.mark.filterwarnings("ignore:.*active rows a bucket")]
 
-MEMORIES = ("lean", "paper-mv", "row-wise", so.Memory(so.Exact(), so.Exact(), clip=2.0))
+MEMORIES = ("lean-0.1", "paper-mv", "row-wise", so.Memory(so.Exact(), so.Exact(), clip=2.0))
 
 
 def tables() -> list[Any]:
@@ -24,7 +24,7 @@ def tables() -> list[Any]:
             torch.randn(3 + 40 * number, 5 + 13 * number, generator=generator).to(dtype),
             memory,
         )
-        for number, memory in enumerate((*MEMORIES, "lean"))
+        for number, memory in enumerate((*MEMORIES, "lean-0.1"))
         for dtype in (torch.float32, torch.bfloat16)
     ]
 

@@ -22,7 +22,7 @@ pytestmark = needs_native
 
 BY_ELEMENT = [Sketched(granularity="element", decay=decay) for decay in ("linear", "paper")]
 MEMORIES = {
-    "lean": PRESETS["lean"],
+    "lean-0.1": PRESETS["lean-0.1"],
     "exact": PRESETS["exact"],
     "row-wise": PRESETS["row-wise"],
     "plain by row": so.Memory(None, Sketched(width=7)),
@@ -159,7 +159,7 @@ def test_a_table_of_more_elements_than_32_bits_count_is_stepped_at_both_ends():
     ids = torch.tensor([rows - 1, 0, rows - 1])
     with torch.no_grad():
         parameter[ids] = 1.0
-    optimizer = so.Adam([{"params": [parameter], "memory": "lean"}], lr=0.5)
+    optimizer = so.Adam([{"params": [parameter], "memory": "lean-0.1"}], lr=0.5)
     parameter.grad = sparse(ids, torch.ones(3, dim, dtype=torch.bfloat16), (rows, dim))
     with stepping_by(LEVELS[-1], threads=2) as taken:
         optimizer.step()
@@ -194,7 +194,7 @@ DEFAULTS = {
 }
 
 
-@pytest.mark.parametrize("memory", ["lean", "exact", "paper-mv"])
+@pytest.mark.parametrize("memory", ["lean-0.1", "exact", "paper-mv"])
 @pytest.mark.parametrize("default", DEFAULTS.values(), ids=DEFAULTS)
 def test_defaults_of_dtype_and_device_change_nothing(memory, default):
     found = []

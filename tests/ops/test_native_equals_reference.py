@@ -118,9 +118,9 @@ WITH_KERNELS = sorted(set(PRESETS) - {"rank-one", "8-bit"})
         *(
             (optimizer, preset, {})
             for optimizer in ("AdamW", "RMSprop", "Adagrad")
-            for preset in ("lean", "paper-v-only")
+            for preset in ("lean-0.1", "paper-v-only")
         ),
-        *(("SGD", preset, {"momentum": 0.9}) for preset in ("lean", "paper-mv", "exact")),
+        *(("SGD", preset, {"momentum": 0.9}) for preset in ("lean-0.1", "paper-mv", "exact")),
     ],
 )
 def test_every_preset_with_a_kernel_stays_with_the_reference_over_many_steps(
@@ -190,7 +190,7 @@ def test_what_is_not_finite_goes_through_exact_moments_as_in_the_reference(clip,
     assert not native["parameter"].isfinite().all() or (clip is not None and math.isinf(number))
 
 
-@pytest.mark.parametrize("preset", ["lean", "exact", "paper-mv"])
+@pytest.mark.parametrize("preset", ["lean-0.1", "exact", "paper-mv"])
 @pytest.mark.parametrize("number", NOT_FINITE)
 def test_a_parameter_that_is_not_finite_reaches_no_moment_without_weight_decay(preset, number):
     parameter = torch.ones(60, 20)

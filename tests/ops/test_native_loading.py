@@ -46,7 +46,7 @@ from sketchoptim.ops import _native
 _native.level = lambda: "v9"
 parameter = torch.nn.Parameter(torch.ones(3, 2))
 parameter.grad = torch.ones(3, 2)
-so.Adam([{"params": [parameter], "memory": "lean"}]).step()
+so.Adam([{"params": [parameter], "memory": "lean-0.1"}]).step()
 """
     ended = subprocess.run(
         [sys.executable, "-c", program],

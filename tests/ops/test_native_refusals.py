@@ -156,7 +156,7 @@ def test_the_reference_is_warned_of_once_a_parameter():
 
 
 def test_a_gradient_that_kernels_cannot_read_is_warned_of_when_it_comes():
-    parameter, optimizer = stepped("lean")
+    parameter, optimizer = stepped("lean-0.1")
     parameter.grad = torch.ones(SHAPE[::-1]).t()
     with pytest.warns(UserWarning, match="reference kernels, .* its gradient has the strides"):
         optimizer.step()
@@ -176,7 +176,7 @@ def test_a_warning_that_is_an_error_comes_after_a_whole_step():
 @pytest.mark.parametrize(
     "case",
     [
-        Case("Adam", PRESETS["lean"], dtype=torch.float64),
+        Case("Adam", PRESETS["lean-0.1"], dtype=torch.float64),
         Case("Adam", PRESETS["rank-one"]),
         Case("Adam", Memory(None, so.TopSingular())),
         Case("Adam", Memory(None, Sketched(granularity="element", conservative=True))),
@@ -210,11 +210,11 @@ CHANGES: dict[str, tuple[str, str, Callable[[Tensor], Tensor]]] = {
     "a transposed moment": ("exact", "first_values", transposed),
     "rows in half precision": ("row-wise", "second_rows", Tensor.bfloat16),
     "too few rows": ("row-wise", "second_rows", lambda rows: rows[:4]),
-    "wider counters": ("lean", "second_counters", Tensor.double),
+    "wider counters": ("lean-0.1", "second_counters", Tensor.double),
     "transposed counters": ("paper-v-only", "second_counters", transposed),
     "counters by row": ("paper-v-only", "second_counters", lambda it: it[..., :1].clone()),
-    "narrower words": ("lean", "second_words", Tensor.int),
-    "too few words": ("lean", "second_words", lambda words: words[:2]),
+    "narrower words": ("lean-0.1", "second_words", Tensor.int),
+    "too few words": ("lean-0.1", "second_words", lambda words: words[:2]),
 }
 
 

@@ -23,7 +23,7 @@ LAST_BIT = 2.0**-7  # of a bfloat16 between 1 and 2
 DEPTH = 3
 
 FORMS = {
-    "lean": {"conservative": True},
+    "lean-0.1": {"conservative": True},
     "linear by row": {},
     "paper by row": {"decay": "paper"},
     "bucket by row": {"decay": "bucket"},
@@ -177,7 +177,7 @@ BACKENDS = [*LEVELS, None]
 
 def sgd(weight: Tensor, **options) -> so.SGD:
     """SGD without state, on a compressed table."""
-    return so.SGD([{"params": [torch.nn.Parameter(weight)], "memory": "lean"}], **options)
+    return so.SGD([{"params": [torch.nn.Parameter(weight)], "memory": "lean-0.1"}], **options)
 
 
 def stepped(optimizer: so.SGD, gradient: Tensor, *, level: str | None) -> Tensor:
@@ -239,7 +239,7 @@ def test_a_resumed_run_rounds_to_the_same_bits():
 
 def test_parameters_are_rounded_by_bits_of_their_own():
     weights = [torch.nn.Parameter(torch.ones(30, 30, dtype=torch.bfloat16)) for _ in range(2)]
-    optimizer = so.SGD([{"params": weights, "memory": "lean"}], lr=1e-3)
+    optimizer = so.SGD([{"params": weights, "memory": "lean-0.1"}], lr=1e-3)
     for weight in weights:
         weight.grad = torch.ones_like(weight)
     optimizer.step()

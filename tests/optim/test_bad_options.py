@@ -169,7 +169,7 @@ BAD_GROUPS = [
     ("Adam", {"foreach": True, "fused": True}, ValueError, "^foreach and fused must not both"),
     ("Adam", {"fused": "yes"}, ValueError, r"^fused must be one of \[None, False, True\]"),
     ("Adam", {"compress": "dense"}, ValueError, "^compress must be one of"),
-    ("Adam", {"memmory": "lean"}, ValueError, "'memmory'; did you mean 'memory'"),
+    ("Adam", {"memmory": "lean-0.1"}, ValueError, "'memmory'; did you mean 'memory'"),
     ("SGD", {"weigth_decay": 0.1}, ValueError, "did you mean 'weight_decay'"),
     ("Adam", {"decoupled_weight_decay": True}, ValueError, "^decoupled_weight_decay .* see AdamW"),
     ("AdamW", {"decoupled_weight_decay": False}, ValueError, "^decoupled_weight_decay .* see Adam"),

@@ -12,7 +12,7 @@ from torch import Tensor
 import sketchoptim as so
 
 # By row, by element, exact, and by the reference.
-MEMORIES = ["lean", "paper-mv", "exact", "rank-one"]
+MEMORIES = ["lean-0.1", "paper-mv", "exact", "rank-one"]
 every_memory = pytest.mark.parametrize("memory", MEMORIES)
 IDS = torch.tensor([5, 2, 5, 0])
 
@@ -134,7 +134,7 @@ def test_weights_that_are_transposed_where_they_are_are_found_there():
 
 
 def test_state_that_is_thrown_away_is_free_after_the_next_step():
-    dropped, optimizer = fresh("lean")
+    dropped, optimizer = fresh("lean-0.1")
     kept = torch.nn.Parameter(torch.ones(60, 3))
     optimizer.add_param_group({"params": [kept]})
     stepped(dropped, optimizer, 1)
@@ -150,7 +150,7 @@ def test_state_that_is_thrown_away_is_free_after_the_next_step():
 
 
 def test_the_profiler_sees_steps_under_the_name_that_torch_gives_them():
-    parameter, optimizer = fresh("lean")
+    parameter, optimizer = fresh("lean-0.1")
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         stepped(parameter, optimizer, 1, 2)
     counts = {event.key: event.count for event in profile.key_averages()}

@@ -51,7 +51,7 @@ def test_a_checkpoint_without_names_leaves_those_that_there_are():
 
 
 def test_the_count_of_skipped_steps_is_saved():
-    plan = Plan(so.Adam, "lean", {"nonfinite": "skip"})
+    plan = Plan(so.Adam, "lean-0.1", {"nonfinite": "skip"})
     run = Run.start(plan).train(batches(2))
     run.backward(batches(1)[0])
     run.model.table.weight.grad._values().fill_(float("nan"))
@@ -66,7 +66,7 @@ def test_the_count_of_skipped_steps_is_saved():
 
 
 def test_a_checkpoint_from_before_an_option_was_added_is_loaded():
-    run = Run.start(PRESET_PLANS["lean"]).train(batches(2))
+    run = Run.start(PRESET_PLANS["lean-0.1"]).train(batches(2))
     (saved,) = reloaded(run.optimizer.state_dict())
     for group in saved["param_groups"]:
         del group["memory"]["clip"], group["memory"]["second"]["fold_when"]
@@ -109,7 +109,7 @@ def test_loaded_options_are_not_those_of_the_dict():
 
 
 def test_one_dict_can_be_loaded_again_and_again():
-    plan = PRESET_PLANS["lean"]
+    plan = PRESET_PLANS["lean-0.1"]
     source = Run.start(plan).train(batches(SAVED_AFTER))
     saved = copy.deepcopy(source.optimizer.state_dict())
     run = Run.start(plan)
@@ -121,7 +121,7 @@ def test_one_dict_can_be_loaded_again_and_again():
 
 
 def test_loading_replaces_all_state_that_there_was():
-    plan = PRESET_PLANS["lean"]
+    plan = PRESET_PLANS["lean-0.1"]
     saved = Run.start(plan).train(batches(2), uses_late=False).optimizer.state_dict()
     run = Run.start(plan).train(batches(5))
     assert run.optimizer.state[run.model.late.weight]
@@ -208,7 +208,7 @@ def test_hooks_on_saving_see_what_is_saved_and_can_change_it():
 
 
 def test_hooks_on_loading_see_the_dict_and_then_the_restored_state():
-    plan = PRESET_PLANS["lean"]
+    plan = PRESET_PLANS["lean-0.1"]
     saved = Run.start(plan).train(batches(2)).optimizer.state_dict()
     run = Run.start(plan, dtype=torch.bfloat16)
     seen: list[Any] = []
@@ -216,7 +216,7 @@ def test_hooks_on_loading_see_the_dict_and_then_the_restored_state():
 
     def post(optimizer):
         seen.append(optimizer.state[weight]["second_counters"].dtype)
-        seen.append(optimizer.param_groups[0]["memory"] == so.storage.PRESETS["lean"])
+        seen.append(optimizer.param_groups[0]["memory"] == so.storage.PRESETS["lean-0.1"])
 
     run.optimizer.register_load_state_dict_pre_hook(lambda _, state: seen.append(plain(state)))
     run.optimizer.register_load_state_dict_post_hook(post)
@@ -226,7 +226,7 @@ def test_hooks_on_loading_see_the_dict_and_then_the_restored_state():
 
 def test_a_hook_on_loading_may_replace_the_dict():
     """As for a checkpoint of an older version, which a hook brings up to date."""
-    plan = PRESET_PLANS["lean"]
+    plan = PRESET_PLANS["lean-0.1"]
     saved = Run.start(plan).train(batches(2)).optimizer.state_dict()
     run = Run.start(plan)
     run.optimizer.register_load_state_dict_pre_hook(lambda _, old: old["optimizer"])

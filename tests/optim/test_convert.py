@@ -195,7 +195,7 @@ def test_what_adagrad_starts_from_is_carried_once(conservative):
     assert (found == 0.5).float().mean() > 0.9
 
 
-@pytest.mark.parametrize("memory", ["lean", "paper-mv", "paper-v", "row-wise"])
+@pytest.mark.parametrize("memory", ["lean-0.1", "paper-mv", "paper-v", "row-wise"])
 def test_training_goes_on_in_compressed_memory(memory):
     model, theirs, named = started(torch.optim.SparseAdam, {}, sparse=True, steps=20)
     before = train(model, theirs, 5, seed=3)
@@ -212,7 +212,7 @@ def test_tables_with_dense_gradients_are_compressed_when_named(form):
     model, theirs, named = started(torch.optim.Adam, {}, sparse=False)
     table = named["table.weight"]
     forms = {"tensors": [table], "names": ["table.weight"], "one name": "table.weight"}
-    ours = so.from_torch(theirs, tables=forms[form])
+    ours = so.from_torch(theirs, "lean-0.1", tables=forms[form])
     train(model, ours, 3)
     compressed = [name for name, p in named.items() if ours.state[p]["is_compressed"]]
     assert compressed == ["table.weight"]

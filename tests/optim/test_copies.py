@@ -26,13 +26,13 @@ def test_a_copy_is_an_optimizer_of_the_same_kind_that_still_takes_groups(kind, c
 
 def test_state_follows_the_order_of_parameters_and_not_the_model():
     """What an optimizer does depends on its parameters' numbers alone."""
-    first, second = Run.start(PRESET_PLANS["lean"]), Run.start(PRESET_PLANS["lean"], seed=3)
+    first, second = Run.start(PRESET_PLANS["lean-0.1"]), Run.start(PRESET_PLANS["lean-0.1"], seed=3)
     second.model.load_state_dict(first.model.state_dict())
     assert differences(first.train(batches(3)).bits(), second.train(batches(3)).bits()) == []
 
 
 def test_it_prints_its_groups():
-    text = repr(Run.start(PRESET_PLANS["lean"]).optimizer)
+    text = repr(Run.start(PRESET_PLANS["lean-0.1"]).optimizer)
     assert "Parameter Group 2" in text
     assert "lr: 0.05" in text
 

@@ -18,7 +18,7 @@ from torch import Tensor
 import sketchoptim as so
 
 NAN, INF = math.nan, math.inf
-COMPRESSED = ["lean", "row-wise", "paper-mv", "rank-one", "conservative by row, bfloat16"]
+COMPRESSED = ["lean-0.1", "row-wise", "paper-mv", "rank-one", "conservative by row, bfloat16"]
 MEMORY_NAMES = [*COMPRESSED, "exact"]
 # Numbers of parameters in the checkpoint: a table, and a dense weight in a group with a memory.
 TABLE, WEIGHT = 0, 2
@@ -90,9 +90,9 @@ def test_entries_that_changed_places_are_refused():
 
 @pytest.mark.parametrize("value", [None, "x", torch.zeros(2), torch.zeros((), dtype=torch.int64)])
 def test_a_digest_that_is_none_is_refused(value):
-    checkpoint = copy.deepcopy(saved_once("lean"))
+    checkpoint = copy.deepcopy(saved_once("lean-0.1"))
     checkpoint["state"][TABLE]["digest"] = value
-    refuse("lean", checkpoint, "parameter 0", "digest")
+    refuse("lean-0.1", checkpoint, "parameter 0", "digest")
 
 
 def test_a_momentum_that_is_missing_is_refused():
@@ -107,7 +107,7 @@ def test_a_momentum_that_is_missing_is_refused():
         optimizer.load_state_dict(checkpoint)
 
 
-@pytest.mark.parametrize("memory", ["lean", "exact"])
+@pytest.mark.parametrize("memory", ["lean-0.1", "exact"])
 def test_a_file_with_a_flipped_bit_never_loads_other_state(memory):
     plan = Plan(so.Adam, MEMORIES[memory])
     file = io.BytesIO()
@@ -133,7 +133,7 @@ def test_a_file_with_a_flipped_bit_never_loads_other_state(memory):
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 0.999])
 def test_a_truncated_file_does_not_load(share):
     file = io.BytesIO()
-    torch.save(saved_once("lean"), file)
+    torch.save(saved_once("lean-0.1"), file)
     content = file.getvalue()
     with pytest.raises((RuntimeError, ValueError)):
         torch.load(io.BytesIO(content[: int(share * len(content))]))
@@ -182,7 +182,7 @@ def test_a_first_moment_that_is_not_finite_is_refused(value):
 
 
 @pytest.mark.parametrize("value", [NAN, INF, 0.0, -1.0])
-@pytest.mark.parametrize("memory", ["lean", "paper-mv", "rank-one"])
+@pytest.mark.parametrize("memory", ["lean-0.1", "paper-mv", "rank-one"])
 def test_a_scale_that_is_not_above_zero_and_finite_is_refused(memory, value):
     keys = keys_of(memory, "first_", "second_", is_scale=True)
     assert keys
@@ -207,7 +207,7 @@ BAD_STEPS = {
 }
 
 
-@pytest.mark.parametrize("memory", ["lean", "exact"])
+@pytest.mark.parametrize("memory", ["lean-0.1", "exact"])
 @pytest.mark.parametrize("step", BAD_STEPS.values(), ids=BAD_STEPS)
 def test_a_step_that_is_no_count_is_refused(step, memory):
     checkpoint = saved(memory)
@@ -223,7 +223,7 @@ def test_a_missing_key_of_a_state_is_named(memory):
         refuse(memory, checkpoint, "parameter 0", key)
 
 
-@pytest.mark.parametrize("memory", ["lean", "row-wise", "rank-one", "exact"])
+@pytest.mark.parametrize("memory", ["lean-0.1", "row-wise", "rank-one", "exact"])
 @pytest.mark.parametrize("key", ["second_novel", "third_values", "momentum_buffer", 7])
 def test_a_foreign_key_of_a_state_is_named(memory, key):
     checkpoint = saved(memory)
@@ -232,9 +232,9 @@ def test_a_foreign_key_of_a_state_is_named(memory, key):
 
 
 def test_a_moment_that_the_memory_does_not_keep_is_named():
-    checkpoint = saved("lean")
+    checkpoint = saved("lean-0.1")
     checkpoint["state"][TABLE]["first_values"] = torch.zeros(60, 6)
-    refuse("lean", checkpoint, "parameter 0", "first_values")
+    refuse("lean-0.1", checkpoint, "parameter 0", "first_values")
 
 
 NO_DICTS = {
@@ -249,20 +249,20 @@ NO_DICTS = {
 
 @pytest.mark.parametrize("state", NO_DICTS.values(), ids=NO_DICTS)
 def test_a_state_that_is_no_dict_is_refused(state):
-    checkpoint = saved("lean")
+    checkpoint = saved("lean-0.1")
     checkpoint["state"][TABLE] = state
-    refuse("lean", checkpoint, "parameter 0", "dict")
+    refuse("lean-0.1", checkpoint, "parameter 0", "dict")
 
 
 @pytest.mark.parametrize("checkpoint", NO_DICTS.values(), ids=NO_DICTS)
 def test_a_checkpoint_that_is_no_dict_is_refused(checkpoint):
-    refuse("lean", checkpoint, "dict")
+    refuse("lean-0.1", checkpoint, "dict")
 
 
 def test_the_state_of_a_parameter_that_no_group_has_is_refused():
-    checkpoint = saved("lean")
+    checkpoint = saved("lean-0.1")
     checkpoint["state"][99] = checkpoint["state"][TABLE]
-    refuse("lean", checkpoint, "99")
+    refuse("lean-0.1", checkpoint, "99")
 
 
 @pytest.mark.parametrize("value", [None, [1], torch.ones(3).long(), torch.zeros(60, 6).to_sparse()])

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import sketchoptim as so
 
 # By the kernels, by torch's functions and by the reference; the dense layers too.
-EACH_WAY = {name: PRESET_PLANS[name] for name in ("lean", "exact", "paper-mv", "rank-one")}
+EACH_WAY = {name: PRESET_PLANS[name] for name in ("lean-0.1", "exact", "paper-mv", "rank-one")}
 
 
 def losses(run: Run, ids_of_steps: list[Tensor]) -> list[float]:
@@ -60,7 +60,7 @@ def test_a_grad_scaler_unscales_skips_and_goes_on(plan):
 
 
 def test_a_grad_scaler_lets_us_clip_in_between():
-    run = Run.start(PRESET_PLANS["lean"])
+    run = Run.start(PRESET_PLANS["lean-0.1"])
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
     run.optimizer.zero_grad()
     scaler.scale(run.model.loss(batches(1)[0])).backward()
@@ -72,7 +72,7 @@ def test_a_grad_scaler_lets_us_clip_in_between():
 
 
 def test_autocast_around_the_model_gives_gradients_it_takes():
-    run = Run.start(PRESET_PLANS["lean"])
+    run = Run.start(PRESET_PLANS["lean-0.1"])
     (ids,) = batches(1)
     found = []
     for _ in range(12):
@@ -121,7 +121,7 @@ def test_maximize_climbs_what_minimizing_the_negative_descends(kind, memory):
 
 
 def test_a_parameter_without_a_gradient_is_left_out():
-    run = Run.start(PRESET_PLANS["lean"]).train(batches(2))
+    run = Run.start(PRESET_PLANS["lean-0.1"]).train(batches(2))
     before = run.bits()
     run.train(batches(2), uses_late=False)
     changed = differences(run.bits(), before)
@@ -130,7 +130,7 @@ def test_a_parameter_without_a_gradient_is_left_out():
 
 
 def test_frozen_parameters_stay_as_they_are():
-    run = Run.start(PRESET_PLANS["lean"])
+    run = Run.start(PRESET_PLANS["lean-0.1"])
     run.model.table.weight.requires_grad_(False)
     run.model.head.bias.requires_grad_(False)
     before = run.bits()
@@ -145,7 +145,7 @@ def test_frozen_parameters_stay_as_they_are():
 
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_zero_grad_clears_sparse_and_dense_gradients(set_to_none):
-    run = Run.start(PRESET_PLANS["lean"]).train(batches(1))
+    run = Run.start(PRESET_PLANS["lean-0.1"]).train(batches(1))
     run.optimizer.zero_grad(set_to_none=set_to_none)
     for parameter in run.model.parameters():
         assert (parameter.grad is None) == set_to_none
@@ -214,7 +214,7 @@ def test_gradients_are_never_written_into(plan, is_coalesced):
 
 def test_a_second_backward_through_old_weights_is_refused_as_with_torch():
     """Autograd is told that a step writes into the parameters."""
-    run = Run.start(PRESET_PLANS["lean"])
+    run = Run.start(PRESET_PLANS["lean-0.1"])
     output = run.model.head(run.model.table(torch.tensor([1, 2]))).square().sum()
     output.backward(retain_graph=True)
     run.optimizer.step()

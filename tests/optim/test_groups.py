@@ -30,7 +30,7 @@ def test_named_parameters_are_accepted_with_and_without_groups():
 
 
 def test_a_group_added_after_training_started_trains():
-    run = Run.start(PRESET_PLANS["lean"]).train(batches(2))
+    run = Run.start(PRESET_PLANS["lean-0.1"]).train(batches(2))
     torch.manual_seed(5)
     extra = nn.Embedding(20, 4, sparse=True)
     run.optimizer.add_param_group({"params": extra.parameters(), "lr": 0.5})
@@ -45,12 +45,12 @@ def test_a_group_added_after_training_started_trains():
 
 
 def test_an_added_group_inherits_the_default_memory_and_keeps_dense_parameters_exact():
-    run = Run.start(PRESET_PLANS["lean"])
+    run = Run.start(PRESET_PLANS["lean-0.1"])
     layer = nn.Linear(3, 2)
     run.optimizer.add_param_group({"params": layer.parameters()})
     layer(torch.ones(1, 3)).sum().backward()
     run.optimizer.step()
-    assert run.optimizer.param_groups[-1]["memory"] == so.storage.PRESETS["lean"]
+    assert run.optimizer.param_groups[-1]["memory"] == so.storage.PRESETS["lean-0.1"]
     assert run.optimizer.state[layer.weight]["first_values"].shape == layer.weight.shape
 
 
@@ -87,7 +87,7 @@ def stepped(optimizer: torch.optim.Optimizer, parameter: Tensor) -> Tensor:
 
 def test_a_group_that_drops_the_momentum_drops_it_for_dense_gradients_too():
     ours, theirs = nn.Parameter(torch.ones(6, 3)), nn.Parameter(torch.ones(6, 3))
-    dropped = so.SGD([{"params": [ours], "memory": "lean"}], lr=0.1, momentum=0.9)
+    dropped = so.SGD([{"params": [ours], "memory": "lean-0.1"}], lr=0.1, momentum=0.9)
     plain = torch.optim.SGD([theirs], lr=0.1, momentum=0.0)
     torch.testing.assert_close(stepped(dropped, ours), stepped(plain, theirs))
     assert so.memory_report(dropped).state_bytes == 0
@@ -111,14 +111,14 @@ def test_a_clip_bounds_the_steps_of_exact_dense_parameters():
 
 
 def test_tables_of_one_optimizer_have_hashes_of_their_own():
-    run = Run.start(PRESET_PLANS["lean"]).train(batches(1))
+    run = Run.start(PRESET_PLANS["lean-0.1"]).train(batches(1))
     state = run.optimizer.state
     words = [state[t.weight]["second_words"] for t in (run.model.table, run.model.late)]
     assert not torch.equal(*words)
 
 
 def test_several_optimizers_share_a_model():
-    run = Run.start(PRESET_PLANS["lean"])
+    run = Run.start(PRESET_PLANS["lean-0.1"])
     tables = so.Adagrad([run.model.table.weight], lr=0.1)
     rest = torch.optim.SGD(
         [p for p in run.model.parameters() if p is not run.model.table.weight], lr=0.1

@@ -43,7 +43,7 @@ def test_a_hook_for_all_optimizers_sees_ours(register):
             Run.start(Plan(kind, "paper-mv")).train(batches(1))
     finally:
         handle.remove()
-    Run.start(PRESET_PLANS["lean"]).train(batches(1))  # which the hook sees no more
+    Run.start(PRESET_PLANS["lean-0.1"]).train(batches(1))  # which the hook sees no more
     assert seen == [*OPTIMIZERS.values()]
 
 
@@ -67,7 +67,7 @@ def test_an_optimizer_in_the_backward_pass_frees_gradients_early():
 
 
 def test_a_closure_is_called_once_with_gradients_on_and_its_loss_returned():
-    plan = PRESET_PLANS["lean"]
+    plan = PRESET_PLANS["lean-0.1"]
     run, twin = Run.start(plan), Run.start(plan).train(batches(1))
     calls = []
 
@@ -83,7 +83,7 @@ def test_a_closure_is_called_once_with_gradients_on_and_its_loss_returned():
 
 
 def test_a_step_without_a_closure_returns_none():
-    run = Run.start(PRESET_PLANS["lean"])
+    run = Run.start(PRESET_PLANS["lean-0.1"])
     assert run.optimizer.step() is None
     run.backward(batches(1)[0])
     assert run.optimizer.step() is None

@@ -52,7 +52,7 @@ def sgd(layout: str, **options: Any) -> tuple[nn.Parameter, so.SGD]:
     """A table under SGD, which keeps nothing of it, with a gradient and two steps done."""
     table = nn.Parameter(random(10, 3))
     # A dense gradient belongs to a compressed parameter where the group names a memory.
-    group = {"params": [table]} if layout == "sparse" else {"params": [table], "memory": "lean"}
+    group = {"params": [table]} if layout == "sparse" else {"params": [table], "memory": "lean-0.1"}
     optimizer = so.SGD([group], lr=0.1, **options)
     for step in range(3):
         rows = random(4, 3, seed=step)
@@ -151,7 +151,7 @@ UNWRITABLE = {
 }
 LATER_GROUPS = {
     "exact, dense": ({}, False),
-    "lean, dense": ({"memory": "lean"}, False),
+    "lean, dense": ({"memory": "lean-0.1"}, False),
     "lean, sparse": ({}, True),
     "exact, sparse": ({"memory": "exact"}, True),
 }
@@ -210,7 +210,7 @@ def test_a_memory_that_depends_on_the_order_of_rows_is_refused_for_divided_ones(
     assert not optimizer.state.get(parameter)
 
 
-@pytest.mark.parametrize("memory", [None, "exact", "lean"])
+@pytest.mark.parametrize("memory", [None, "exact", "lean-0.1"])
 @pytest.mark.parametrize("layout", ["by columns", "strided", "partial"])
 def test_a_dtensor_that_is_not_divided_by_rows_stops_the_whole_step(mesh, layout, memory):
     from torch.distributed.tensor import DTensor, Partial, Shard
@@ -291,7 +291,7 @@ def empty_gradient(is_sparse: bool) -> Tensor:
     return sparse(IDS, torch.zeros(4, 0), (10, 0)) if is_sparse else torch.zeros(10, 0)
 
 
-@pytest.mark.parametrize("memory", ["lean", "row-wise", "paper-mv", "rank-one", "exact"])
+@pytest.mark.parametrize("memory", ["lean-0.1", "row-wise", "paper-mv", "rank-one", "exact"])
 @pytest.mark.parametrize("make", TORCH_OPTIMIZERS.values(), ids=TORCH_OPTIMIZERS)
 def test_a_table_without_columns_is_converted_and_steps_on(
     make: Callable[..., torch.optim.Optimizer], memory: str
@@ -349,7 +349,7 @@ def counters(optimizer: so.Adam, table: nn.Parameter) -> Tensor:
     return found
 
 
-@pytest.mark.parametrize("memory", ["lean", "row-wise", "rank-one", "exact"])
+@pytest.mark.parametrize("memory", ["lean-0.1", "row-wise", "rank-one", "exact"])
 @pytest.mark.parametrize("is_sparse", [True, False], ids=["sparse", "dense"])
 def test_steps_are_counted_beyond_those_that_float32_counts(memory, is_sparse):
     table, optimizer = after_many_steps(memory, is_sparse=is_sparse)
@@ -359,9 +359,9 @@ def test_steps_are_counted_beyond_those_that_float32_counts(memory, is_sparse):
 
 
 def test_a_checkpoint_keeps_such_a_count():
-    table, optimizer = after_many_steps("lean")
+    table, optimizer = after_many_steps("lean-0.1")
     optimizer.step()
-    other = so.Adam([{"params": [table], "memory": "lean"}])
+    other = so.Adam([{"params": [table], "memory": "lean-0.1"}])
     other.load_state_dict(optimizer.state_dict())
     assert int(other.state[table]["step"]) == MANY + 1
 

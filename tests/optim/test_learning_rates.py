@@ -70,7 +70,7 @@ def test_a_scheduler_that_cycles_the_momentum_steers_it_as_with_torch():
 
 
 def test_a_plateau_scheduler_lowers_the_rate():
-    run = Run.start(PRESET_PLANS["lean"])
+    run = Run.start(PRESET_PLANS["lean-0.1"])
     schedule = lr_scheduler.ReduceLROnPlateau(run.optimizer, factor=0.25, patience=0)
     for loss in (1.0, 2.0):
         run.train(batches(1))
@@ -78,7 +78,7 @@ def test_a_plateau_scheduler_lowers_the_rate():
     assert [group["lr"] for group in run.optimizer.param_groups] == [0.05 / 4] * 3
 
 
-@pytest.mark.parametrize("memory", ["lean", "exact", "rank-one"])
+@pytest.mark.parametrize("memory", ["lean-0.1", "exact", "rank-one"])
 def test_a_rate_of_zero_leaves_the_parameters(memory):
     run = Run.start(Plan(so.Adam, memory, {"lr": 0.0}))
     before = [parameter.detach().clone() for parameter in run.model.parameters()]
@@ -110,10 +110,10 @@ NUMBERS: dict[str, dict[str, float]] = {
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-@pytest.mark.parametrize("memory", ["lean", "exact"])
+@pytest.mark.parametrize("memory", ["lean-0.1", "exact"])
 @pytest.mark.parametrize("convert", KINDS.values(), ids=KINDS)
 def test_options_may_be_numbers_of_any_kind(kind, memory, convert):
-    memory = "paper-mv" if (kind, memory) == ("SGD", "lean") else memory
+    memory = "paper-mv" if (kind, memory) == ("SGD", "lean-0.1") else memory
     numbers = {"lr": 0.125, **NUMBERS[kind]}
     plain = Run.start(Plan(OPTIMIZERS[kind], memory, numbers)).train(batches(3))
     converted = {name: convert(number) for name, number in numbers.items()}
@@ -123,7 +123,7 @@ def test_options_may_be_numbers_of_any_kind(kind, memory, convert):
 
 
 def test_a_scheduler_may_give_numbers_of_numpy():
-    run = Run.start(PRESET_PLANS["lean"])
+    run = Run.start(PRESET_PLANS["lean-0.1"])
     lr_scheduler.LambdaLR(run.optimizer, lambda epoch: np.float32(0.5))
     run.train(batches(1))
     assert run.optimizer.state[run.model.table.weight]["step"] == 1

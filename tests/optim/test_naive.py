@@ -10,7 +10,7 @@ from gradients import STREAMS, start
 import sketchoptim as so
 
 ROWS, DIM, WIDTH, STEPS = 20, 3, 8, 20
-SHAPES = {"lean": (120, 2)}  # enough rows for a table of several buckets
+SHAPES = {"lean-0.1": (120, 2)}  # enough rows for a table of several buckets
 MOMENTUM = {"SGD": {"momentum": 0.9}}  # without which nothing is kept
 
 
@@ -181,7 +181,7 @@ def test_sgd_without_momentum_is_the_naive_one(kind):
 
 
 @pytest.mark.parametrize("kind", STREAMS)
-@pytest.mark.parametrize("memory", ["lean", "paper-mv"])
+@pytest.mark.parametrize("memory", ["lean-0.1", "paper-mv"])
 @pytest.mark.parametrize("name", ["SGD", "Adagrad", "RMSprop", "Adam", "AdamW"])
 def test_weight_decay_and_maximize_are_the_naive_ones(name, memory, kind):
     options = {"weight_decay": 0.3, "maximize": True, **MOMENTUM.get(name, {})}
@@ -268,13 +268,13 @@ def test_every_preset_is_the_naive_one_in_float64_too(preset, kind):
 
 @pytest.mark.parametrize("kind", STREAMS)
 @pytest.mark.parametrize("shape", [(30,), (20, 1), (9, 2, 1, 2)], ids=str)
-@pytest.mark.parametrize("preset", ["lean", "paper-mv", "rank-one"])
+@pytest.mark.parametrize("preset", ["lean-0.1", "paper-mv", "rank-one"])
 def test_every_shape_of_a_row_is_the_naive_one(preset, shape, kind):
     check_against_naive("Adam", so.storage.PRESETS[preset], kind, shape=shape, eps=0.05)
 
 
 @pytest.mark.parametrize("is_named", [False, True], ids=["numbered", "named"])
-@pytest.mark.parametrize("memory", ["lean", "paper-mv"])
+@pytest.mark.parametrize("memory", ["lean-0.1", "paper-mv"])
 def test_each_parameter_of_an_optimizer_has_its_own_hash(memory, is_named):
     """Seeded by its name, or by its place in the optimizer where it has none."""
     shape, memory = SHAPES.get(memory, (30, 2)), so.storage.PRESETS[memory]
@@ -299,7 +299,7 @@ def test_each_parameter_of_an_optimizer_has_its_own_hash(memory, is_named):
 
 
 @pytest.mark.parametrize("first_kind", STREAMS)
-@pytest.mark.parametrize("memory", ["lean", "paper-mv", "rank-one", "row-wise"])
+@pytest.mark.parametrize("memory", ["lean-0.1", "paper-mv", "rank-one", "row-wise"])
 def test_a_compressed_parameter_may_change_between_sparse_and_dense_gradients(memory, first_kind):
     shape, memory = SHAPES.get(memory, (30, 2)), so.storage.PRESETS[memory]
     parameter = torch.nn.Parameter(start(shape))

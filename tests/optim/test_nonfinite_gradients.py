@@ -17,7 +17,7 @@ NAN, INF = math.nan, math.inf
 
 COMPRESSED_PLANS = {name: plan for name, plan in PRESET_PLANS.items() if name != "exact"}
 # By the kernels, by row and by element, and by the reference.
-EACH_WAY = {name: COMPRESSED_PLANS[name] for name in ("lean", "paper-mv", "rank-one")}
+EACH_WAY = {name: COMPRESSED_PLANS[name] for name in ("lean-0.1", "paper-mv", "rank-one")}
 # Every way to keep a second moment; when a sketch is cleaned or folded does not matter here.
 SECONDS = {
     name: memory
@@ -144,7 +144,7 @@ def test_a_skipped_step_is_as_if_it_had_not_been(plan):
 
 
 def test_a_first_step_can_be_skipped():
-    plan = Plan(so.Adam, "lean", {"nonfinite": "skip"})
+    plan = Plan(so.Adam, "lean-0.1", {"nonfinite": "skip"})
     run = Run.start(plan)
     weight = run.model.table.weight
     weight.grad = unchecked([1], weight, values=torch.full((1, 6), NAN))

@@ -22,7 +22,9 @@ class Signs(Optimizer):
 
     moment_names = ()
 
-    def __init__(self, params: Any, lr: float = 1.0, memory: Any = "lean", **options: Any) -> None:
+    def __init__(
+        self, params: Any, lr: float = 1.0, memory: Any = "lean-0.1", **options: Any
+    ) -> None:
         super().__init__(params, lr=lr, memory=memory, **options)
 
     def rule(self, group: Any, step: int, *, memory: so.Memory, is_sparse: bool) -> Rule:
@@ -30,7 +32,7 @@ class Signs(Optimizer):
 
 
 class PlainSigns(Signs):
-    def __init__(self, params: Any, lr: float = 1.0, memory: Any = "lean") -> None:
+    def __init__(self, params: Any, lr: float = 1.0, memory: Any = "lean-0.1") -> None:
         super().__init__(params, lr, memory)
 
 
@@ -117,8 +119,8 @@ def test_sparse_gradients_are_compressed_whatever_the_shape() -> None:
 def test_a_group_decides_by_its_own_memory_and_compress() -> None:
     own, named, flat = (a_parameter(20, 2) for _ in range(3))
     groups = [
-        {"params": [own], "memory": "lean"},
-        {"params": [named], "memory": "lean", "compress": "sparse"},
+        {"params": [own], "memory": "lean-0.1"},
+        {"params": [named], "memory": "lean-0.1", "compress": "sparse"},
         {"params": [flat]},
     ]
     assert compressed(so.Adam(groups, compress="tables"), own, named, flat) == [True, False, False]

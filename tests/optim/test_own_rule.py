@@ -121,7 +121,7 @@ class FunctionalAdam(so.Adam):
 
 
 @pytest.mark.parametrize("kind", STREAMS)
-@pytest.mark.parametrize("memory", ["lean", "paper-mv", "rank-one", "8-bit"])
+@pytest.mark.parametrize("memory", ["lean-0.1", "paper-mv", "rank-one", "8-bit"])
 def test_a_function_with_two_moments_has_the_bits_of_the_fused_rule(memory, kind):
     weights = []
     for optimizer_of in (so.Adam, FunctionalAdam):

@@ -15,7 +15,7 @@ def test_a_subclass_without_operations_of_its_own_is_stepped_by_the_kernels():
     plain = nn.Parameter(torch.randn(40, 8))
     batch = torch.cat([torch.zeros(80), plain.detach().flatten()])
     part = batch[80:].view(40, 8).as_subclass(Slice).requires_grad_()
-    optimizers = [so.Adam([{"params": [it], "memory": "lean"}]) for it in (plain, part)]
+    optimizers = [so.Adam([{"params": [it], "memory": "lean-0.1"}]) for it in (plain, part)]
     for _ in range(3):
         gradient = torch.randn(40, 8)
         for parameter, optimizer in zip((plain, part), optimizers, strict=True):

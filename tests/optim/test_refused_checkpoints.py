@@ -94,7 +94,7 @@ def test_another_number_of_parameters_in_a_group_is_refused():
 
 
 @pytest.mark.parametrize("shape", [(ROWS + 1, 6), (ROWS, 7), (ROWS, 3, 2), (ROWS,)], ids=str)
-@pytest.mark.parametrize("memory", ["lean", "exact"])
+@pytest.mark.parametrize("memory", ["lean-0.1", "exact"])
 def test_another_shape_of_a_parameter_is_refused(memory, shape):
     def trained(*shape: int) -> so.Adam:
         parameter = torch.nn.Parameter(torch.ones(shape))
@@ -116,15 +116,15 @@ def test_another_shape_of_a_parameter_is_refused(memory, shape):
 
 def test_whether_dense_gradients_are_compressed_must_be_the_same():
     model = tiny_runs.TinyModel()
-    compressed = so.Adam([{"params": list(model.parameters()), "memory": "lean"}])
-    default = so.Adam(model.parameters(), memory="lean")
+    compressed = so.Adam([{"params": list(model.parameters()), "memory": "lean-0.1"}])
+    default = so.Adam(model.parameters(), memory="lean-0.1")
     with pytest.raises(ValueError, match="compress is sparse here and all in the checkpoint"):
         default.load_state_dict(compressed.state_dict())
 
 
 @pytest.mark.parametrize("start", [torch.ones(3), torch.ones(()).double(), "x"], ids=str)
 def test_what_a_table_started_from_must_be_a_number(start):
-    plan = Plan(so.Adagrad, "lean", {"initial_accumulator_value": 0.5})
+    plan = Plan(so.Adagrad, "lean-0.1", {"initial_accumulator_value": 0.5})
     run = Run.start(plan).train(batches(2))
     saved = copy.deepcopy(run.optimizer.state_dict())
     saved["state"][0]["second_start"] = start
@@ -184,7 +184,7 @@ def test_options_in_a_checkpoint_are_checked_as_a_group_is(option, value, error)
     ("memory", "pattern", "error"),
     [
         ({"second": {"kind": "Sketched", "novel": 1}}, r"got \['novel'\]; use the", ValueError),
-        ("lean", "memory must be a dict", TypeError),
+        ("lean-0.1", "memory must be a dict", TypeError),
     ],
     ids=["of a later version", "a name"],
 )

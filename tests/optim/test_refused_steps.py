@@ -29,7 +29,7 @@ OTHER_MEMORIES = {
 
 @pytest.mark.parametrize("memory", OTHER_MEMORIES.values(), ids=OTHER_MEMORIES.keys())
 def test_a_step_refuses_a_memory_that_the_state_was_not_made_for(memory):
-    run = trained_with("lean")
+    run = trained_with("lean-0.1")
     run.backward(batches(1)[0])
     group = run.optimizer.param_groups[1]
     kept = group["memory"]
@@ -43,7 +43,9 @@ def test_a_step_refuses_a_memory_that_the_state_was_not_made_for(memory):
 @pytest.mark.parametrize("name", ["row-wise", "exact", "by element", "of another width"])
 def test_a_copied_optimizer_refuses_a_memory_that_the_state_was_not_made_for(name):
     """It has forgotten the memory of earlier steps, but knows it from the state."""
-    model, optimizer = copy.deepcopy((trained_with("lean").model, trained_with("lean").optimizer))
+    model, optimizer = copy.deepcopy(
+        (trained_with("lean-0.1").model, trained_with("lean-0.1").optimizer)
+    )
     run = Run(model, optimizer)
     run.backward(batches(1)[0])
     optimizer.param_groups[0]["memory"] = OTHER_MEMORIES[name]
@@ -61,7 +63,7 @@ def test_a_step_refuses_a_state_without_one_of_its_moments():
 
 
 def test_a_step_refuses_the_name_of_a_preset_put_into_a_group():
-    run = trained_with("lean")
+    run = trained_with("lean-0.1")
     run.backward(batches(1)[0])
     group = run.optimizer.param_groups[2]
     kept = group["memory"]
@@ -83,7 +85,7 @@ BAD_IDS = {
 
 
 @pytest.mark.parametrize("ids", BAD_IDS.values(), ids=BAD_IDS.keys())
-@pytest.mark.parametrize("memory", ["lean", "exact", "paper-mv", "rank-one"])
+@pytest.mark.parametrize("memory", ["lean-0.1", "exact", "paper-mv", "rank-one"])
 def test_a_step_refuses_row_ids_outside_the_table(memory, ids):
     run = trained_with(memory)
     run.backward(batches(1)[0])
@@ -132,7 +134,7 @@ def test_a_step_refuses_a_gradient_that_does_not_fit(spoil, error, pattern, wher
 
 
 def test_a_first_step_refuses_a_gradient_of_another_shape():
-    run = Run.start(PRESET_PLANS["lean"])
+    run = Run.start(PRESET_PLANS["lean-0.1"])
     run.backward(batches(1)[0])
     swapped(run.model.late.weight, torch.ones(70, 6))
     pattern = r"gradient of the parameter of shape \[70, 6\] must have that shape, got \[30, 6\]"
@@ -167,7 +169,7 @@ def test_a_closure_that_raises_changes_nothing():
 
 @pytest.mark.parametrize("is_sparse", [True, False], ids=["sparse", "dense"])
 @pytest.mark.parametrize("shape", [(70, 6), (60, 8), (60, 3, 2)], ids=str)
-@pytest.mark.parametrize("memory", ["lean", "exact", "rank-one"])
+@pytest.mark.parametrize("memory", ["lean-0.1", "exact", "rank-one"])
 def test_a_step_refuses_a_parameter_that_was_resized(memory, shape, is_sparse):
     first, second = nn.Parameter(torch.ones(4, 2)), nn.Parameter(torch.ones(60, 6))
     optimizer = so.Adam([{"params": [first, second], "memory": memory}])

@@ -42,7 +42,7 @@ def test_training_in_half_precision_continues_bit_for_bit(memory, dtype):
 def test_a_run_differs_from_one_that_was_not_resumed():
     """The comparison above can fail: dropping the loaded state is seen."""
     ids = batches(STEPS)
-    plan = PLANS["Adam, lean"]
+    plan = PLANS["Adam, lean-0.1"]
     whole = Run.start(plan).train(ids)
     forgetful = Run.start(plan).train(ids[:SAVED_AFTER])
     forgetful.optimizer = plan.build(forgetful.model)
@@ -60,7 +60,7 @@ def test_folding_and_cleaning_happen_on_both_sides_of_the_checkpoint(moment):
 
 
 def test_a_scheduler_resumes_with_the_optimizer():
-    plan, ids = PRESET_PLANS["lean"], batches(STEPS)
+    plan, ids = PRESET_PLANS["lean-0.1"], batches(STEPS)
 
     def start(seed: int) -> tuple[Run, Any]:
         run = Run.start(plan, seed=seed)
@@ -113,7 +113,7 @@ def test_a_table_without_a_gradient_before_the_save_starts_the_same_after_it(pla
 
 
 def test_a_checkpoint_made_before_the_first_step_loads():
-    plan = PRESET_PLANS["lean"]
+    plan = PRESET_PLANS["lean-0.1"]
     fresh = Run.start(plan)
     (saved,) = reloaded(fresh.optimizer.state_dict())
     run = Run.start(plan)
@@ -141,7 +141,7 @@ def test_a_copied_run_continues_like_the_original(plan, copied):
 
 @each_copy
 def test_a_copied_optimizer_loads_checkpoints(copied):
-    run = Run.start(PRESET_PLANS["lean"]).train(batches(2))
+    run = Run.start(PRESET_PLANS["lean-0.1"]).train(batches(2))
     saved = copy.deepcopy(run.optimizer.state_dict())
     twin = Run(*copied((run.model, run.optimizer))).train(batches(2))
     twin.optimizer.load_state_dict(saved)

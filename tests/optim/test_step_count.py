@@ -8,7 +8,7 @@ from tiny_runs import PRESET_PLANS, Run, batches, differences
 
 
 def test_the_tensor_in_the_state_is_what_counts():
-    run = Run.start(PRESET_PLANS["lean"]).train(batches(2))
+    run = Run.start(PRESET_PLANS["lean-0.1"]).train(batches(2))
     step = run.optimizer.state[run.model.table.weight]["step"]
     assert (step.dtype, step.shape, step.item()) == (torch.float64, (), 2)
     step.fill_(7)  # as a warm start might
@@ -28,7 +28,7 @@ OTHER_STEPS = {
 
 @pytest.mark.parametrize("changed", OTHER_STEPS.values(), ids=OTHER_STEPS)
 def test_a_checkpoint_with_steps_of_another_kind_continues_the_same(changed):
-    plan = PRESET_PLANS["lean"]
+    plan = PRESET_PLANS["lean-0.1"]
     straight, resumed = Run.start(plan).train(batches(3)), Run.start(plan).train(batches(3))
     saved = copy.deepcopy(resumed.optimizer.state_dict())
     for state in saved["state"].values():
@@ -39,7 +39,7 @@ def test_a_checkpoint_with_steps_of_another_kind_continues_the_same(changed):
 
 @pytest.mark.parametrize("to", [torch.float32, "meta"], ids=str)
 def test_a_step_of_another_kind_that_was_put_in_by_hand_is_refused(to):
-    run = Run.start(PRESET_PLANS["lean"]).train(batches(2))
+    run = Run.start(PRESET_PLANS["lean-0.1"]).train(batches(2))
     state = run.optimizer.state[run.model.table.weight]
     kept = state["step"]
     before = run.bits()

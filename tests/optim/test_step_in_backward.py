@@ -10,7 +10,8 @@ import sketchoptim as so
 def step_in_backward(model: TinyModel, *, is_named: bool) -> list[so.Adam]:
     optimizers = []
     for name, parameter in model.named_parameters():
-        optimizer = so.Adam([(name, parameter)] if is_named else [parameter], lr=0.1)
+        params = [(name, parameter)] if is_named else [parameter]
+        optimizer = so.Adam(params, lr=0.1, memory="lean-0.1")
 
         def step(_: Tensor, optimizer: so.Adam = optimizer) -> None:
             optimizer.step()
@@ -25,7 +26,7 @@ def test_named_parameters_get_the_bits_of_one_optimizer_over_all():
     model, twin = TinyModel(), TinyModel()
     twin.load_state_dict(model.state_dict())
     step_in_backward(model, is_named=True)
-    whole = so.Adam(twin.named_parameters(), lr=0.1)
+    whole = so.Adam(twin.named_parameters(), lr=0.1, memory="lean-0.1")
     for batch in batches(5):
         model.loss(batch).backward()
         twin.loss(batch).backward()

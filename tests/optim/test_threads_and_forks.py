@@ -24,7 +24,7 @@ def output_of(name: str, *arguments: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("kind", "memory"), [("Adam", "lean"), ("Adam", "exact"), ("SGD", "lean")], ids=str
+    ("kind", "memory"), [("Adam", "lean-0.1"), ("Adam", "exact"), ("SGD", "lean-0.1")], ids=str
 )
 def test_steps_from_several_threads_are_taken_one_after_the_other(kind, memory):
     found = json.loads(output_of("threaded_steps.py", kind, memory))
@@ -52,10 +52,10 @@ class Paused(so.Adam):
 @pytest.mark.parametrize("call", ["state_dict", "load_state_dict"])
 def test_state_is_saved_and_loaded_between_steps_of_other_threads(call):
     table, bias = nn.Parameter(torch.ones(3000, 8)), nn.Parameter(torch.ones(8))
-    optimizer = Paused([{"params": [table], "memory": "lean"}, {"params": [bias]}])
+    optimizer = Paused([{"params": [table], "memory": "lean-0.1"}, {"params": [bias]}])
     for parameter in (table, bias):
         parameter.grad = torch.ones_like(parameter)
-    saved = so.Adam([{"params": [table], "memory": "lean"}, {"params": [bias]}]).state_dict()
+    saved = so.Adam([{"params": [table], "memory": "lean-0.1"}, {"params": [bias]}]).state_dict()
     counts = []
 
     def use() -> None:

@@ -138,7 +138,7 @@ class Own(optim.Optimizer):
 
     moment_names = ("second",)
 
-    def __init__(self, params, *, memory="lean"):
+    def __init__(self, params, *, memory="lean-0.1"):
         options = {"lr": 0.1, "weight_decay": 0.0, "maximize": False, "nonfinite": "raise"}
         super().__init__(params, memory=memory, **options)
 
@@ -283,7 +283,7 @@ def test_a_generous_budget_gives_no_more_than_the_default(granularity):
 
 def test_a_generous_plan_takes_the_bytes_of_lean():
     model = Small()
-    lean = so.Adam(model.named_parameters(), lr=0.01, memory="lean")
+    lean = so.Adam(model.named_parameters(), lr=0.01, memory="lean-0.1")
     model.train_(lean)
     found, planned = (
         {p.name: p.state_bytes for p in report.parameters}

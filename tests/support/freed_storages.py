@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import sketchoptim as so
 
 ROWS, DIM = 40, 4
-MEMORIES = ("lean", "row-wise", "paper-mv", "rank-one", "exact")
+MEMORIES = ("lean-0.1", "row-wise", "paper-mv", "rank-one", "exact")
 
 
 class Stepped(NamedTuple):
@@ -105,9 +105,9 @@ def cases() -> Iterator[tuple[str, Stepped, Tensor]]:
             yield f"values of a sparse gradient, {memory}", run, run.table.grad._values()
             run = stepped(**start)
             yield f"indices of a sparse gradient, {memory}", run, run.table.grad._indices()
-    run = stepped(so.SGD, "lean", is_sparse=True)
+    run = stepped(so.SGD, "lean-0.1", is_sparse=True)
     yield "parameter, stateless", run, run.table
-    run = stepped(so.SGD, "lean", is_sparse=True)
+    run = stepped(so.SGD, "lean-0.1", is_sparse=True)
     yield "values of a sparse gradient, stateless", run, run.table.grad._values()
 
 

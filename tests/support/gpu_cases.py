@@ -23,10 +23,10 @@ HALF = torch.bfloat16
 LINEAR = by_element()
 # Each with the optimizer that it is compiled for.
 MEMORIES = {
-    "lean": ("Adam", PRESETS["lean"]),
-    "lean by AdamW": ("AdamW", PRESETS["lean"]),
-    "lean by Adagrad": ("Adagrad", PRESETS["lean"]),
-    "lean by RMSprop": ("RMSprop", PRESETS["lean"]),
+    "lean-0.1": ("Adam", PRESETS["lean-0.1"]),
+    "lean by AdamW": ("AdamW", PRESETS["lean-0.1"]),
+    "lean by Adagrad": ("Adagrad", PRESETS["lean-0.1"]),
+    "lean by RMSprop": ("RMSprop", PRESETS["lean-0.1"]),
     "lean in bfloat16": ("Adam", so.Memory(None, by_row(conservative=True, dtype=HALF))),
     "exact": ("Adam", so.Memory(so.Exact(), so.Exact(), clip=1.0)),
     "exact by SGD": ("SGD", so.Memory(so.Exact(), None, clip=1.0)),

@@ -169,6 +169,8 @@ def moment(storage, name: str, n: int, dim: int, *, number: int = 0, fill: float
     """The naive moment for a storage of the library; None stays None."""
     if storage is None:
         return None
+    if isinstance(storage, so.Sketched) and n < storage.array_below:
+        storage = so.RowWise(columns=storage.columns)
     if getattr(storage, "columns", False):
         plain = dataclasses.replace(storage, columns=False)
         return ColumnsMoment(moment(plain, name, n, dim, number=number, fill=fill), dim)

@@ -14,7 +14,7 @@ import sketchoptim as so
 
 def trained(kind: str = "Adam", **options: Any) -> Run:
     """A run of two steps, the caller's own."""
-    memory = "paper-mv" if kind == "SGD" else "lean"
+    memory = "paper-mv" if kind == "SGD" else "lean-0.1"
     return Run.start(Plan(OPTIMIZERS[kind], memory, options)).train(batches(2))
 
 

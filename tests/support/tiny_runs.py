@@ -204,15 +204,21 @@ MEMORIES = _memories()
 
 def _plans() -> dict[str, Plan]:
     named = {f"Adam, {name}": Plan(so.Adam, memory) for name, memory in MEMORIES.items()}
-    for name in ("lean", "exact", "paper-mv"):
+    for name in ("lean-0.1", "exact", "paper-mv"):
         named[f"AdamW, {name}"] = Plan(so.AdamW, name, {"weight_decay": 0.1})
-    kept = ("lean", "exact", "paper-v-only", "row-wise", "rank-one", "top singular", "columns")
+    kept = ("lean-0.1", "exact", "paper-v-only", "row-wise", "rank-one", "top singular", "columns")
     for name in kept:
         memory = MEMORIES[name]
         named[f"Adagrad, {name}"] = Plan(so.Adagrad, memory, {"lr_decay": 0.1})
         named[f"RMSprop, {name}"] = Plan(so.RMSprop, memory, {"weight_decay": 0.1})
-    named["Adagrad, filled"] = Plan(so.Adagrad, "lean", {"initial_accumulator_value": 0.1})
-    for name in ("lean", "exact", "paper-mv", "top singular twice", "linear, cleaned and folded"):
+    named["Adagrad, filled"] = Plan(so.Adagrad, "lean-0.1", {"initial_accumulator_value": 0.1})
+    for name in (
+        "lean-0.1",
+        "exact",
+        "paper-mv",
+        "top singular twice",
+        "linear, cleaned and folded",
+    ):
         named[f"SGD, {name}"] = Plan(so.SGD, MEMORIES[name], {"momentum": 0.9, "dampening": 0.1})
     named["SGD, nesterov"] = Plan(so.SGD, "paper-mv", {"momentum": 0.9, "nesterov": True})
     named["SGD, no momentum"] = Plan(so.SGD, "paper-mv", {"momentum": 0.0})

@@ -22,9 +22,10 @@ _SKETCH = re.compile(
 def memory(method: str, rows: int) -> so.Memory:
     """The memory of a table of `rows` rows under a method.
 
-    "adam", "lean" (the default before this study), "row-wise", "no-first" (exact second moments), or the number of counters over
-    the number of rows: "1/8", "1/8 at least 4096". "row-wise" and counters also with "columns";
-    counters then also with " and row-wise below 4096", which is for tables of fewer rows.
+    "adam", "lean" (the default before this study), "row-wise", "no-first" (exact second moments),
+    or the number of counters over the number of rows: "1/8", "1/8 at least 4096". "row-wise" and
+    counters also with "columns"; counters then also with " and row-wise below 4096", which is for
+    tables of fewer rows.
     " scaled" at the end, also with a factor for dense gradients, and " floor 4" are for `build`.
     """
     method = _FLOORED.sub("", _SCALED.sub("", method))

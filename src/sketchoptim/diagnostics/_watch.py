@@ -33,11 +33,11 @@ def watch(optimizer: Optimizer, log: Log | ScalarWriter, *, every: int = 500) ->
         log: A function, or a SummaryWriter.
         every: Steps between two diagnoses.
 
-    >>> table = torch.nn.Embedding(1000, 8, sparse=True)
+    >>> table = torch.nn.Embedding(10_000, 8, sparse=True)
     >>> optimizer = so.Adam([("table", table.weight)])
     >>> seen = {}
     >>> handle = watch(optimizer, lambda name, value, step: seen.update({name: value}), every=1)
-    >>> table(torch.arange(82)).sum().backward()
+    >>> table(torch.arange(832)).sum().backward()
     >>> optimizer.step()
     >>> seen["table/second/load"]
     2.0

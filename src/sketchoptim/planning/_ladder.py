@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from .._validation import check_choice
 from ..moments import Name, Table
-from ..storage import PRESETS, Exact, Granularity, Memory, RowWise, Sketched, Storage
+from ..storage import FEW_ROWS, PRESETS, Exact, Granularity, Memory, RowWise, Sketched, Storage
 from ._plan import PlannedParameter
 from ._prediction import NO_ERROR, PredictedError, Workload, predicted_error
 from ._ranks import RankBytes, rank_bytes, rows_of_rank
@@ -24,8 +24,6 @@ Finest = Literal["default", "array"]
 # no larger. Errors are predicted at every 32nd.
 _SMALLEST_RATIO, _RUNGS_PER_OCTAVE = 2.0**-9, 16
 _SMALLEST_WIDTH = 16
-# Tables with at most this many rows may always have an array: there is nothing to save.
-_FEW_ROWS = 1024
 _PREDICTED_EVERY = 32
 _NEGLIGIBLE = 1e-12
 _EXACT = PRESETS["exact"]
@@ -150,7 +148,7 @@ class Ladder:
             for rung in rungs
         )
         kept = [rung for rung in below if rung.state_bytes < last.state_bytes]
-        if offer.finest == "array" or not kept or parameter.shape[0] <= _FEW_ROWS:
+        if offer.finest == "array" or not kept or parameter.shape[0] < FEW_ROWS:
             kept.append(last)
         return cls(parameter, offer, tuple(kept), workload)
 

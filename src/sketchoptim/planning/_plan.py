@@ -171,7 +171,7 @@ class Plan(MemoryReport):
             if p.error is not None:
                 errors = (f"{p.error.relative:.2%}", f"{p.error.median:.0%}")
             sizes = (f"{p.state_bytes:,}", f"{share:.3%}", exponent, *errors)
-            kept = "exact" if p.memory is None else p.memory.describe()
+            kept = "exact" if p.memory is None else p.memory.describe(p.shape[0])
             lines.append((p.name, shape, kept, p.reason, *sizes))
         totals = (f"{self.state_bytes:,}", f"{self.ratio:.3%}", "", "", "")
         lines.append(("total", "", "", f"of {self.budget_bytes:,} allowed", *totals))

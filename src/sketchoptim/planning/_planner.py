@@ -80,7 +80,7 @@ def plan(
         granularity: "row" keeps the mean over a row, "element" a number for each column.
         finest: The upper limit for every table: "default", the width of a `Sketched` without
             options, which is a counter for 8 rows, or for 5 elements; or "array", a number for
-            each. Tables of up to 1,024 rows may always have an array.
+            each. Tables below 4,096 rows may always have an array, as under "lean".
         first: A storage for the tables' first moment; by default they have none.
         fold_when: Lets sketches halve while training as long as their estimated error stays below
             this bound (`Sketched`); they start at the plan's widths.

@@ -45,14 +45,14 @@ def test_a_sparse_step_compiles_without_spills_and_approximations(target, dtype,
 
 @each_target
 @pytest.mark.parametrize("dim", [64, 100, 512, 4096])
-@pytest.mark.parametrize("preset", ["lean", "8-bit"])
+@pytest.mark.parametrize("preset", ["lean-0.1", "8-bit"])
 def test_other_widths_compile_without_spills(target, dim, preset):
     for launch in launches_of(PRESETS[preset], dim=dim, dtype=torch.bfloat16):
         assert_sound(launch, target)
 
 
 @each_target
-@pytest.mark.parametrize("preset", ["lean", "8-bit"])
+@pytest.mark.parametrize("preset", ["lean-0.1", "8-bit"])
 def test_a_dense_step_compiles_without_spills_and_approximations(target, preset):
     for launch in launches_of(PRESETS[preset], is_dense=True):
         assert_sound(launch, target)
@@ -60,7 +60,7 @@ def test_a_dense_step_compiles_without_spills_and_approximations(target, preset)
 
 @each_target
 @each_dtype
-@pytest.mark.parametrize("name", ["lean", "exact", "8-bit"])
+@pytest.mark.parametrize("name", ["lean-0.1", "exact", "8-bit"])
 def test_several_tables_at_once_compile_like_one(target, dtype, name):
     _, memory = MEMORIES[name]
     launches = launches_of(memory, dtype=dtype, tables=2)
@@ -80,7 +80,7 @@ ROW_ACCESS = {
 
 @each_target
 @each_dtype
-@pytest.mark.parametrize("name", ["lean", "row-wise", "exact", "linear"])
+@pytest.mark.parametrize("name", ["lean-0.1", "row-wise", "exact", "linear"])
 def test_rows_are_read_and_written_128_bits_at_a_time(target, dtype, name):
     _, memory = MEMORIES[name]
     found = {launch.kernel.__name__: launch for launch in launches_of(memory, dtype=dtype)}
@@ -92,7 +92,7 @@ def test_rows_are_read_and_written_128_bits_at_a_time(target, dtype, name):
 
 @each_target
 def test_counters_are_raised_by_one_atomic_instruction(target):
-    launch = launches_of(PRESETS["lean"])[-2]
+    launch = launches_of(PRESETS["lean-0.1"])[-2]
     text = compiled(launch, target).text
     single = r"atom\.global[\w.]*\.max\.s32" if target.startswith("sm") else "global_atomic_smax"
     assert re.search(single, text)
@@ -102,7 +102,7 @@ def test_counters_are_raised_by_one_atomic_instruction(target):
 
 @each_target
 def test_a_step_divides_and_takes_roots_as_ieee_754_rounds_them(target):
-    text = compiled(launches_of(PRESETS["lean"])[-2], target).text
+    text = compiled(launches_of(PRESETS["lean-0.1"])[-2], target).text
     exact = ("div.rn.f32", "sqrt.rn.f32") if target.startswith("sm") else ("v_div_fixup_f32",)
     for instruction in exact:
         assert instruction in text

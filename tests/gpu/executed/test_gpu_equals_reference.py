@@ -100,7 +100,7 @@ def test_8_bit_moments_equal_the_reference(seed):
 @pytest.mark.parametrize("pattern", ["many", "hot", "coalesced", "dense"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_gradients_whose_sums_are_rounded_stay_close_to_the_reference(pattern, dtype):
-    memory = replace(so.storage.PRESETS["lean"], clip=10.0)
+    memory = replace(so.storage.PRESETS["lean-0.1"], clip=10.0)
     options = {"weight_decay": 0.125}
     case = Case("Adam", memory, (40, 70), dtype, pattern, steps=3, options=options)
     assert_close(*both(case))
@@ -110,7 +110,7 @@ def test_gradients_whose_sums_are_rounded_stay_close_to_the_reference(pattern, d
 def test_a_scale_that_gets_small_moves_into_the_counters(decay):
     case = Case(
         "Adam",
-        so.storage.PRESETS["lean"],
+        so.storage.PRESETS["lean-0.1"],
         (40, 4),
         entries=10,
         steps=15,
@@ -154,6 +154,6 @@ def test_weights_whose_second_moment_overflows_stay_as_in_the_reference(optimize
 
 
 def test_rows_wider_than_a_tile_equal_the_reference():
-    case = Case("Adam", so.storage.PRESETS["lean"], (6, 1500), entries=7, options={"eps": 0.5})
+    case = Case("Adam", so.storage.PRESETS["lean-0.1"], (6, 1500), entries=7, options={"eps": 0.5})
     case.options["weight_decay"] = 0.0
     assert_equals_reference(case)

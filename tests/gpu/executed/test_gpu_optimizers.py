@@ -138,7 +138,7 @@ def test_a_rule_that_a_subclass_gives_is_taken_as_it_is():
 
 def opened() -> tuple[Tensor, Moments]:
     table = moments.Table(torch.Size(SHAPE), torch.float32, torch.device("cpu"))
-    storage = so.storage.PRESETS["lean"].second
+    storage = so.storage.PRESETS["lean-0.1"].second
     tensors = moments.create(storage, "second", table)
     return torch.ones(SHAPE), Moments(None, moments.open_moment(storage, "second", tensors))
 

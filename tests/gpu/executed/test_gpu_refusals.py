@@ -26,7 +26,7 @@ RULE = FusedRule(step_size=0.1, second=Average(0.9, 1 - 0.9), eps=1e-8)
 class Bound:
     """A parameter with lean moments, and the kernels that step it."""
 
-    def __init__(self, preset: str = "lean") -> None:
+    def __init__(self, preset: str = "lean-0.1") -> None:
         self.parameter = torch.ones(SHAPE)
         storage = PRESETS[preset].second
         assert storage is not None
@@ -62,7 +62,7 @@ def assert_unchanged(before: list[Tensor], after: list[Tensor]) -> None:
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, 2.0**41])
-@pytest.mark.parametrize("preset", ["lean", "row-wise", "paper-v-only", "8-bit"])
+@pytest.mark.parametrize("preset", ["lean-0.1", "row-wise", "paper-v-only", "8-bit"])
 def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted(preset, number):
     bound = Bound(preset)
     bound.step_(good())
@@ -76,7 +76,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted(preset, nu
 
 
 @pytest.mark.parametrize("ids", [[3, 40], [-1, 3], [2**40, 1]])
-@pytest.mark.parametrize("preset", ["lean", "paper-v-only", "8-bit"])
+@pytest.mark.parametrize("preset", ["lean-0.1", "paper-v-only", "8-bit"])
 def test_an_id_outside_the_table_changes_nothing_and_is_counted(preset, ids):
     bound = Bound(preset)
     before = bound.snapshot()
@@ -108,7 +108,7 @@ def test_a_launch_that_is_repeated_counts_its_steps_on_the_device():
     """As a CUDA graph does: the host prepares once, and the device takes the same step again."""
     adam = so.Adam([torch.nn.Parameter(torch.ones(1))], lr=0.1, betas=(0.9, 0.99))
     replayed, stepped = Bound(), Bound()
-    group, lean = adam.param_groups[0], PRESETS["lean"]
+    group, lean = adam.param_groups[0], PRESETS["lean-0.1"]
     rules = [adam.rule(group, it, memory=lean, is_sparse=True) for it in (1, 2, 3)]
     for rule in rules:
         stepped.step_(good(), rule=rule)
@@ -131,7 +131,7 @@ def test_a_launch_that_is_repeated_counts_its_steps_on_the_device():
 def test_a_step_whose_count_would_be_set_back_in_each_replay_is_not_captured():
     """The first step copies the host's count to the device, and a graph would copy it again."""
     adam = so.Adam([torch.nn.Parameter(torch.ones(1))], lr=0.1, betas=(0.9, 0.99))
-    group, lean = adam.param_groups[0], PRESETS["lean"]
+    group, lean = adam.param_groups[0], PRESETS["lean-0.1"]
     rules = [adam.rule(group, it, memory=lean, is_sparse=True) for it in (1, 2, 9)]
     bound = Bound()
     before = bound.snapshot()
@@ -200,7 +200,7 @@ def test_a_row_has_the_same_bits_whatever_rows_come_with_it():
 @pytest.mark.parametrize(
     ("dtype", "memory", "reason"),
     [
-        (torch.float64, PRESETS["lean"], "no kernel for torch.float64"),
+        (torch.float64, PRESETS["lean-0.1"], "no kernel for torch.float64"),
         (torch.float32, PRESETS["rank-one"], "no kernel for RankOne storage"),
         (
             torch.float32,

@@ -53,12 +53,12 @@ def trained(preset: str, dtype: torch.dtype, *, is_together: bool, is_dense: boo
 @pytest.mark.parametrize(
     ("preset", "dtype", "is_dense"),
     [
-        ("lean", torch.float32, False),
-        ("lean", torch.bfloat16, False),
+        ("lean-0.1", torch.float32, False),
+        ("lean-0.1", torch.bfloat16, False),
         ("row-wise", torch.float16, False),
         ("exact", torch.float32, False),
         ("8-bit", torch.float32, False),
-        ("lean", torch.float32, True),
+        ("lean-0.1", torch.float32, True),
     ],
 )
 def test_tables_stepped_together_have_the_bits_of_each_by_itself(preset, dtype, is_dense):

@@ -21,7 +21,7 @@ CODED = so.Memory(None, so.Quantized(block=1024))
 @pytest.mark.parametrize("target", ["sm_80", "sm_90"])
 @pytest.mark.parametrize(
     ("kernel", "memory"),
-    [("inspect", PRESETS["lean"]), ("move_rows", PRESETS["lean"]), ("move_blocks", CODED)],
+    [("inspect", PRESETS["lean-0.1"]), ("move_rows", PRESETS["lean-0.1"]), ("move_blocks", CODED)],
 )
 def test_a_program_behind_the_largest_int32_accesses_its_own_rows(kernel, memory, target):
     """Its first access is out of the bounds of the little memory there is, by what it should."""
