@@ -107,7 +107,8 @@ def memory_report(optimizer: Optimizer | Iterable[Optimizer]) -> MemoryReport:
 
 def _parameters(optimizer: Optimizer) -> Iterator[ParameterMemory]:
     for key, parameter, group in keyed_parameters(optimizer):
-        state, table = optimizer.state.get(parameter, {}), table_of(parameter, key)
+        state = optimizer.state.get(parameter, {})
+        table = table_of(parameter, key, state)
         is_trained = bool(state) or parameter.requires_grad
         is_table = is_shaped_like_table(table.shape) and not group["memory"].is_exact
         is_by_shape = is_table and group.get("compress") == "tables"
