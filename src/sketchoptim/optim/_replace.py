@@ -37,8 +37,9 @@ def replace_parameters(
     Returns:
         The names of the replaced parameters, or their numbers in the optimizer.
 
+    >>> import sketchoptim as so
     >>> model = nn.Sequential(nn.Embedding(5000, 16))
-    >>> optimizer = Adam(param_groups(model))
+    >>> optimizer = so.Adam(model)
     >>> model[0] = nn.Embedding.from_pretrained(torch.zeros(6000, 16), freeze=False)
     >>> replace_parameters(optimizer, model)
     ['0.weight']
