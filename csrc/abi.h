@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#define SKETCHOPTIM_ABI 12
+#define SKETCHOPTIM_ABI 13
 
 enum DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 enum Kind : int32_t { kNone = 0, kExact = 1, kRowWise = 2, kSketch = 3 };
@@ -231,6 +231,23 @@ int32_t sketchoptim_inspect(const Step* step);
 
 // Moves the moments and the rows of the parameter.
 void sketchoptim_step(const Step* step);
+
+// A step along a dense gradient that comes in blocks of rows, in any order.
+
+// Whether it is possible: neither moment may be a sketch but a conservative one by row.
+int32_t sketchoptim_takes_blocks(const Step* step);
+
+// Fills the step in; call->entries are the rows of the largest block. Nothing changes. The caller
+// then gives row_values for such a block if the second moment is by row, and the workspace.
+void sketchoptim_prepare_blocks(const Call* call, int32_t threads);
+
+// Decays what decays as a whole.
+void sketchoptim_begin_blocks(const Call* call);
+
+// Moves the moments and the rows first_id to first_id + rows. `before` has the counters of a
+// conservative sketch as they are after sketchoptim_begin_blocks().
+void sketchoptim_move_block(const Step* step, void* before, const void* values, int64_t first_id,
+                            int64_t rows);
 
 // The four parts of a step of several parameters. The first three change no parameter and no moment.
 // Results are the same for every number of threads.

@@ -191,6 +191,16 @@ extern "C" int64_t sketchoptim_check_values(const Calls* calls, void* memory) {
   return refused;
 }
 
+extern "C" void sketchoptim_prepare_blocks(const Call* call, int32_t threads) {
+  fill_in(*call);
+  call->step->threads = threads;
+}
+
+extern "C" void sketchoptim_begin_blocks(const Call* call) {
+  begin(call->step->first, call->rule->first_decay, call->step->dim);
+  begin(call->step->second, call->rule->second_decay, call->step->dim);
+}
+
 extern "C" void sketchoptim_run(const Calls* calls) {
   for_calls(*calls, [](const Call& call, int32_t) {
     Step& s = *call.step;

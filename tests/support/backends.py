@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sketchoptim.ops import Calls, CpuKernels, Reference, _calls, _native, cpu, reference
+from sketchoptim.ops import Calls, CpuKernels, Reference, _native, cpu, reference
 
 _ORDER = ("base", "v3", "v4")
 
@@ -74,7 +74,7 @@ def stepping_by(level: str | None, *, threads: int = 1) -> Iterator[Counter]:
         with (
             mock.patch.object(_native, "library", return_value=chosen),
             # However little there is to do, it is done by all the threads and in pieces.
-            mock.patch.object(_calls, "_ELEMENTS_FOR_THREADS", 0),
+            mock.patch.object(_native, "ELEMENTS_FOR_THREADS", 0),
             mock.patch.object(cpu, "CHUNK_ELEMENTS", 20),
             mock.patch.object(Calls, "run_", counted_native),
             mock.patch.object(reference.ReferenceStep, "run_", counted_reference),

@@ -1,6 +1,5 @@
 """The CPU's steps of several parameters: checked in three calls of C++, and run in one."""
 
-import math
 from array import array
 from collections.abc import Sequence
 
@@ -9,13 +8,11 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from . import _native, cpu
-from ._rule import FusedRule
+from ._rule import kernel_numbers
 
 # Memory of up to this many bytes is kept between steps. With cold caches torch takes as long to
 # allocate some as the kernel takes for a hundred rows.
 _BYTES_KEPT = 1 << 20
-# Below this many elements, threads cost more than they save.
-_ELEMENTS_FOR_THREADS = 1 << 15
 # The 64-bit words of a `Call` in csrc/abi.h, and which of them is its rule.
 _WORDS, _RULE = 7, 1
 # Such words in an array: "L" is the faster one to fill where it has 64 bits.
@@ -73,14 +70,17 @@ class Calls:
                 self._memory += step.copies
                 step.copies = ()
             if id(step.rule) not in rules:  # most parameters of a group have the same
-                rules[id(step.rule)] = _numbers(step.rule)
+                rules[id(step.rule)] = kernel_numbers(step.rule)
         addresses = {rule: numbers.buffer_info()[0] for rule, numbers in rules.items()}
         words[_RULE::_WORDS] = [addresses[id(step.rule)] for step in steps]
         self._words, self._rules = array(_WORD, words), list(rules.values())
 
     def _calls(self, count: int) -> _native.Calls:
         return _native.Calls(
-            self._words.buffer_info()[0], count, torch.get_num_threads(), _ELEMENTS_FOR_THREADS
+            self._words.buffer_info()[0],
+            count,
+            torch.get_num_threads(),
+            _native.ELEMENTS_FOR_THREADS,
         )
 
     def _allocated(self, slot: int, size: int) -> Tensor:
@@ -91,25 +91,3 @@ class Calls:
             if size <= _BYTES_KEPT:
                 self._kept[slot] = memory
         return memory
-
-
-def _numbers(rule: FusedRule) -> "array[float]":
-    """A `Rule` of csrc/abi.h."""
-    step_size, second_root, clip = rule.numbers()
-    first, second = rule.first, rule.second
-    return array(
-        "d",
-        (
-            step_size,
-            second_root,
-            rule.eps,
-            rule.weight_decay,
-            rule.shrink,
-            math.nan if rule.nesterov is None else rule.nesterov,
-            math.nan if clip is None else clip,
-            *((math.nan, 0.0) if first is None else first),
-            *((math.nan, 0.0) if second is None else second),
-            rule.maximize,
-            rule.is_ratio,
-        ),
-    )

@@ -3,14 +3,16 @@
 import ctypes
 import functools
 import os
-from ctypes import POINTER, c_float, c_int32, c_int64, c_uint32, c_void_p
+from ctypes import POINTER, c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 
 import torch
 
 from .._warning import warn
 
-_ABI = 12
+_ABI = 13
+# Below this many elements, threads cost more than they save.
+ELEMENTS_FOR_THREADS = 1 << 15
 # From torch's name of what the machine can do to our name of what a library was built for.
 _LEVELS = {"AVX512": "v4", "AVX2": "v3"}
 
@@ -84,6 +86,18 @@ class Step(ctypes.Structure):
         ("most_row_values", c_int64),
         ("finding", c_int32),
         ("shared", c_int64),
+    ]
+
+
+class Call(ctypes.Structure):
+    _fields_ = [
+        ("step", c_void_p),
+        ("rule", c_void_p),
+        ("values", c_void_p),
+        ("ids", c_void_p),
+        ("entries", c_int64),
+        ("is_checked", c_int64),
+        ("rounding_key", c_uint64),
     ]
 
 
@@ -192,6 +206,14 @@ def load(name: str) -> ctypes.CDLL:
     for name in ("check_ids", "group_ids", "check_values"):
         getattr(library, f"sketchoptim_{name}").restype = c_int64
     library.sketchoptim_run.restype = None
+    library.sketchoptim_takes_blocks.argtypes = [POINTER(Step)]
+    library.sketchoptim_takes_blocks.restype = c_int32
+    library.sketchoptim_prepare_blocks.argtypes = [POINTER(Call), c_int32]
+    library.sketchoptim_prepare_blocks.restype = None
+    library.sketchoptim_begin_blocks.argtypes = [POINTER(Call)]
+    library.sketchoptim_begin_blocks.restype = None
+    library.sketchoptim_move_block.argtypes = [POINTER(Step), pointer, pointer, c_int64, c_int64]
+    library.sketchoptim_move_block.restype = None
     library.sketchoptim_group.argtypes = [pointer, c_int64, pointer, POINTER(Gradient)]
     library.sketchoptim_group.restype = c_int64
     library.sketchoptim_hash.argtypes = [

@@ -1,5 +1,7 @@
 """What one step does to the rows of a parameter, given their gradient and their moments."""
 
+import math
+from array import array
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
@@ -127,3 +129,25 @@ class FusedRule(NamedTuple):
         if self.is_ratio:
             direction = median(direction)
         return rows * self.shrink - direction * self.numbers().step_size
+
+
+def kernel_numbers(rule: FusedRule) -> "array[float]":
+    """The rule as a `Rule` of csrc/abi.h."""
+    step_size, second_root, clip = rule.numbers()
+    first, second = rule.first, rule.second
+    return array(
+        "d",
+        (
+            step_size,
+            second_root,
+            rule.eps,
+            rule.weight_decay,
+            rule.shrink,
+            math.nan if rule.nesterov is None else rule.nesterov,
+            math.nan if clip is None else clip,
+            *((math.nan, 0.0) if first is None else first),
+            *((math.nan, 0.0) if second is None else second),
+            rule.maximize,
+            rule.is_ratio,
+        ),
+    )

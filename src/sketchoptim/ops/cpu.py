@@ -13,8 +13,9 @@ from .._validation import PLAIN_TENSORS, check_storage
 from ..deferred import DeferredGradient
 from ..moments import ArrayView, CodesView, ColumnsView, KernelView, Moment, Moments, SketchView
 from . import _native
+from ._blocks import BlockStep
 from ._rule import AnyRule, FusedRule
-from .reference import LARGEST_GRADIENT, ids_error
+from .reference import LARGEST_GRADIENT, Reference, ids_error
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _EXACT, _ROW_WISE, _SKETCH = 1, 2, 3
@@ -115,6 +116,9 @@ class CpuKernels:
         for moment, call in zip(moments, (self.call.first, self.call.second), strict=True):
             if moment is not None:
                 _describe(moment, parameter, call)
+        self.takes_blocks = bool(library.sketchoptim_takes_blocks(self.call))
+        self.reference = Reference(parameter, moments, first_row=first_row)
+        self.counters = _conservative_counters(moments)
         self.step_count = step_count
         self.rule = FusedRule(0.0)
         self.words: tuple[int, ...] = ()
@@ -131,8 +135,16 @@ class CpuKernels:
 
     def prepare(
         self, gradient: Tensor, rule: AnyRule, *, is_checked: bool, rounding_key: int | None
-    ) -> "CpuKernels | None":
-        """The next step, for `Calls` to check and to run: itself."""
+    ) -> "CpuKernels | BlockStep | None":
+        """The next step, for `Calls` to check and to run: itself, unless it goes block by block."""
+        key = _NEAREST if rounding_key is None else rounding_key
+        if type(gradient) is DeferredGradient and type(rule) is FusedRule:
+            if gradient.is_row_sparse or not self.takes_blocks:
+                return None
+            checked = self.reference.prepare(
+                gradient, rule, is_checked=is_checked, rounding_key=rounding_key
+            )
+            return BlockStep(self, gradient, rule, key, is_finite=checked.is_finite)
         if (
             type(rule) is not FusedRule
             or type(gradient) not in PLAIN_TENSORS
@@ -161,7 +173,6 @@ class CpuKernels:
                     check_storage("a gradient", tensor)
             if ids is not None and not ids_at:  # sparse without an entry
                 ids_at = self.address
-        key = _NEAREST if rounding_key is None else rounding_key
         self.words = (self.address, 0, values_at, ids_at, count, is_checked, key)
         self.rule = rule
         return self
@@ -190,6 +201,14 @@ class CpuKernels:
         """What is wrong with the ids of a sparse gradient."""
         ids, _ = entries(gradient)
         return ids_error(self.parameter, int(ids.min()), int(ids.max()))
+
+
+def _conservative_counters(moments: Moments) -> Tensor | None:
+    """The counters that all rows read as they were before a step."""
+    view = None if moments.second is None else moments.second.kernel_view()
+    if isinstance(view, SketchView) and view.form == "conservative":
+        return view.sketch.counters
+    return None
 
 
 def _describe(moment: Moment, parameter: Tensor, call: _native.Moment) -> None:
