@@ -227,7 +227,9 @@ def bench_command(
     ] = None,
     case: Annotated[
         list[str] | None,
-        typer.Option(help="Rows x dim x touched rows, like 793471x256x4096; repeatable."),
+        typer.Option(
+            help="Rows x dim x touched rows, or tokens of a head, like 793471x256x4096; repeatable."
+        ),
     ] = None,
     method: Annotated[
         list[str] | None, typer.Option(help="A method, like lean or fbgemm; repeatable.")
@@ -242,6 +244,9 @@ def bench_command(
     ] = "wall",
     seconds: Annotated[
         float | None, typer.Option(min=0.0, help="Time for a method in each comparison.")
+    ] = None,
+    least: Annotated[
+        int | None, typer.Option(min=1, help="Repetitions of even the slowest method.")
     ] = None,
     counts: Annotated[
         Path | None,
@@ -265,6 +270,7 @@ def bench_command(
         threads=threads,
         clock=clock,
         seconds=seconds,
+        least=least,
     )
     console = Console()
     if not console.is_terminal and "COLUMNS" not in os.environ:

@@ -125,6 +125,14 @@ class HeadShape:
     tokens: int
     dtype: str
 
+    @classmethod
+    def of(cls, case: Case) -> tuple["HeadShape", ...]:
+        """With as many tokens as the case has touched rows, in both dtypes."""
+        return tuple(
+            cls(rows=case.rows, dim=case.dim, tokens=case.touched, dtype=dtype)
+            for dtype in ("float32", "bfloat16")
+        )
+
     def __str__(self) -> str:
         return f"head of {self.rows:,} x {self.dim} {self.dtype}, {self.tokens:,} tokens"
 
@@ -188,10 +196,10 @@ _CRITEO = (
 )
 
 HEADS = tuple(
-    HeadShape(rows=rows, dim=512, tokens=tokens, dtype=dtype)
+    shape
     for rows in (32_768, 131_072)
     for tokens in (1_024, 4_096)
-    for dtype in ("float32", "bfloat16")
+    for shape in HeadShape.of(Case(rows=rows, dim=512, touched=tokens))
 )
 
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from ..data import DATA_VARIABLE
 from ..locks import locked
 from ..machine import load_average, machine_facts, peak_memory_bytes, versions
-from .cases import COUNTS_NAME, Case, Settings, default_counts
+from .cases import COUNTS_NAME, Case, HeadShape, Settings, default_counts
 from .gradients import WordFrequencies
 from .measure import threads
 from .methods import absence_reasons, select_rivals
@@ -39,15 +39,19 @@ def bench_settings(
     threads: int = 1,
     clock: str = "wall",
     seconds: float | None = None,
+    least: int | None = None,
 ) -> Settings:
     """The default or the quick settings, with the given values in place of theirs."""
+    parsed = [Case.parse(case) for case in cases or ()]
     options: dict[str, Any] = {
         "parts": None if not parts else tuple(parts),
-        "cases": None if not cases else tuple(Case.parse(case) for case in cases),
+        "cases": tuple(parsed) or None,
+        "heads": tuple(shape for case in parsed for shape in HeadShape.of(case)) or None,
         "methods": None if not methods else tuple(rival.name for rival in select_rivals(methods)),
         "threads": threads,
         "clock": clock,
         "seconds": seconds,
+        "least": least,
     }
     given = {name: value for name, value in options.items() if value is not None}
     return dataclasses.replace(Settings.quick() if quick else Settings(), **given)

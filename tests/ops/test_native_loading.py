@@ -123,3 +123,15 @@ def test_the_version_is_that_of_the_header():
     version = re.search(r"#define SKETCHOPTIM_ABI (\d+)", HEADER.read_text())
     assert version is not None
     assert int(version[1]) == _native._ABI
+
+
+def test_every_function_of_the_interface_that_is_called_has_its_types():
+    folder = Path(_native.__file__).parent
+    called = {
+        name
+        for path in folder.glob("*.py")
+        for name in re.findall(r"library\.(sketchoptim_\w+)\(", path.read_text(encoding="utf-8"))
+    }
+    library = _native.load(_native.level())
+    lacking = {name for name in called if getattr(library, name).argtypes is None}
+    assert lacking <= {"sketchoptim_abi"}  # which takes nothing

@@ -214,6 +214,8 @@ def load(name: str) -> ctypes.CDLL:
     library.sketchoptim_begin_blocks.restype = None
     library.sketchoptim_move_block.argtypes = [POINTER(Step), pointer, pointer, c_int64, c_int64]
     library.sketchoptim_move_block.restype = None
+    library.sketchoptim_workspace.argtypes = [POINTER(Step)]
+    library.sketchoptim_workspace.restype = c_int64
     library.sketchoptim_group.argtypes = [pointer, c_int64, pointer, POINTER(Gradient)]
     library.sketchoptim_group.restype = c_int64
     library.sketchoptim_hash.argtypes = [
