@@ -192,6 +192,20 @@ def test_a_gradient_that_only_some_processes_have_is_refused_in_all():
 
 
 @on_ranks(2)
+def test_a_process_that_is_gone_before_a_step_changes_nothing_in_the_others():
+    twins = Twins(ROWS["even"], "lean")
+    twins.step()
+    before = twins.many.state_dict()["state"][0]["digest"], twins.divided.to_local().clone()
+    if dist.get_rank() == 1:
+        dist.destroy_process_group()  # as when the process ends
+        return
+    with pytest.raises(RuntimeError):  # the words are those of gloo or NCCL
+        twins.many.step()
+    after = twins.many.state_dict()["state"][0]["digest"], twins.divided.to_local()
+    assert all(torch.equal(*it) for it in zip(before, after, strict=True))
+
+
+@on_ranks(2)
 def test_replicated_tables_are_stepped_by_each_process_for_itself():
     mesh = init_device_mesh("cpu", (2,))
     weights = torch.ones(64, 8)

@@ -384,3 +384,20 @@ def test_folding_goes_on_after_so_many_steps():
         optimizer.step()
         widths.append(counters(optimizer, table).shape[1])
     assert widths == [4, 4, 2, 2]
+
+
+# -- a step count that was spoiled -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [NAN, INF, -1.0])
+@pytest.mark.parametrize("spoiled", [0, 1], ids=["lean", "exact"])
+def test_a_step_count_that_is_none_is_refused_by_name(spoiled, count):
+    table, bias = nn.Parameter(random(10, 3)), nn.Parameter(random(3))
+    groups = [{"params": [("table", table)], "memory": "lean"}, {"params": [("bias", bias)]}]
+    optimizer = so.Adam(groups)
+    for parameter in (table, bias):
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    optimizer.state[(table, bias)[spoiled]]["step"].fill_(count)
+    pattern = f"step in its state must be .*; load a checkpoint\nIt is {('table', 'bias')[spoiled]}"
+    refuse_step(optimizer, ValueError, pattern)

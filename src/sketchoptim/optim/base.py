@@ -1,5 +1,6 @@
 """The base of the optimizers: the step, checkpoints and copies."""
 
+import math
 import operator
 from collections.abc import Callable
 from functools import cached_property
@@ -13,7 +14,7 @@ from .. import _torch_private, ops
 from .._locks import fork_safe_lock
 from .._names import keys_of, name_of
 from .._param_groups import param_groups
-from .._validation import check_number
+from .._validation import check_count, check_number
 from ..deferred import DeferredGradient, is_row_sparse, plain_if_it_exists
 from ..ops import AnyRule, FusedRule
 from ..storage import Memory
@@ -134,13 +135,16 @@ class Optimizer(Algorithm):
                     binding = self._bind(parameter, group, options, binding, prepared)
                 if binding.counting is not None:
                     _counting.settle_(binding, group, waits=False)
+                count = binding.step_count.value
+                if not 0.0 <= count < math.inf:
+                    check_count("step in its state", count, remedy="load a checkpoint")
                 if binding.steps_by_torch and not is_sparse:
                     _checks.check_gradient(parameter, gradient)
                     if type(gradient) is DeferredGradient:
                         gradient.check_ids()
                     by_torch.append(binding)
                     continue
-                number = int(binding.step_count.value) + 1
+                number = int(count) + 1
                 of_rule = (number - binding.began_after, binding.memory, is_sparse)
                 if rule is None or of_rule != known:  # most parameters of a group share one
                     known = of_rule
