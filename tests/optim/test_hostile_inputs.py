@@ -401,3 +401,13 @@ def test_a_step_count_that_is_none_is_refused_by_name(spoiled, count):
     optimizer.state[(table, bias)[spoiled]]["step"].fill_(count)
     pattern = f"step in its state must be .*; load a checkpoint\nIt is {('table', 'bias')[spoiled]}"
     refuse_step(optimizer, ValueError, pattern)
+
+
+# -- a lack of memory ------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a limit of the address space")
+def test_a_step_that_lacks_memory_is_done_or_not_begun():
+    result = run_program("starved_steps.py")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "refused then done 8\n"
