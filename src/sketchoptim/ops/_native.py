@@ -233,6 +233,8 @@ def load(name: str) -> ctypes.CDLL:
     library.sketchoptim_pool_bags.restype = c_int64
     library.sketchoptim_top_classes.argtypes = [POINTER(TopClasses)]
     library.sketchoptim_top_classes.restype = c_int32
+    library.sketchoptim_workspace.argtypes = [POINTER(Step)]
+    library.sketchoptim_workspace.restype = c_int64
     return library
 
 
