@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#define SKETCHOPTIM_ABI 13
+#define SKETCHOPTIM_ABI 14
 
 enum DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 enum Kind : int32_t { kNone = 0, kExact = 1, kRowWise = 2, kSketch = 3 };
@@ -48,6 +48,9 @@ struct Moment {
 // and its gradient is the sum of values[order[i]] for starts[r] <= i < starts[r + 1] (or values[r]
 // itself without starts). Where there are sums, inspect() leaves the gradient of a row with several
 // entries in sums[slots[r]], and step() takes it from there: a step without inspect() has no sums.
+//
+// The gradient of lookups is grouped in any case: order has numbers of outputs, whose gradients lie
+// `stride` numbers apart, and each entry is multiplied by its factor and then by the scale.
 struct Gradient {
   const void* values;  // [entries, dim] in the parameter's dtype
   const int64_t* ids;
@@ -55,8 +58,12 @@ struct Gradient {
   const uint32_t* order;
   const uint32_t* slots;
   float* sums;  // [rows with several entries, dim]
+  const float* factors;  // [entries] in their order, or none
   int64_t rows;
   int64_t first_id;
+  int64_t stride;
+  float scale;
+  int32_t is_of_lookups;
 };
 
 struct Step {
@@ -111,12 +118,25 @@ struct Rule {
   double is_ratio;
 };
 
+// Rows that were looked up, alone or in bags: where the gradient of each output is.
+struct Lookups {
+  const int64_t* offsets;  // [outputs], ascending from first_offset: where each bag of ids begins
+  const float* weights;    // [entries], or none: a factor of each lookup
+  int64_t outputs;
+  int64_t first_offset;
+  int64_t ids_a_bag;  // of each output, without offsets
+  int64_t stride;     // numbers between the gradients of two outputs
+  double scale;
+  int32_t is_mean;
+};
+
 // The step of one parameter among several: what is new in each step.
 struct Call {
   Step* step;  // parameter and moments; all else is filled in
   const Rule* rule;
   const void* values;
   const int64_t* ids;     // none for a dense gradient
+  const Lookups* lookups;  // none if each id has a row of its own in values
   int64_t entries;        // ids, or rows
   int64_t is_checked;     // gradients must be finite
   int64_t rounding_key;   // of new rows of half precision, or -1: they are rounded to nearest

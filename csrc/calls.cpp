@@ -78,11 +78,87 @@ void fill_in(const Call& call) {
   s.gradient.values = call.values;
   s.gradient.ids = call.ids;
   s.gradient.rows = call.entries;
+  s.gradient.stride = call.lookups ? call.lookups->stride : s.dim;
+  s.gradient.scale = call.lookups ? static_cast<float>(call.lookups->scale) : 1.0f;
+  s.gradient.is_of_lookups = call.lookups != nullptr;
   s.is_stochastic = call.rounding_key >= 0;
   s.rounding_key = static_cast<uint32_t>(call.rounding_key);
-  s.is_inspected = 0;
   s.row_values = nullptr;
   s.workspace = nullptr;
+}
+
+// Whether offsets divide all ids among the outputs.
+bool are_bags(const Call& call) {
+  const Lookups& l = *call.lookups;
+  if (!l.offsets) return l.ids_a_bag * l.outputs == call.entries;
+  int64_t wrong = l.outputs == 0 ? call.entries : l.offsets[0] - l.first_offset;
+  for (int64_t b = 0; b < l.outputs; ++b) {
+    const int64_t end = b + 1 < l.outputs ? l.offsets[b + 1] - l.first_offset : call.entries;
+    wrong |= end < l.offsets[b] - l.first_offset;
+  }
+  return wrong == 0;
+}
+
+// Words that the grouping of a call needs: with lookups, also the output and the factor of each.
+int64_t words_of_room(const Call& call) { return (call.lookups ? 4 : 3) * call.entries + 1; }
+
+// From positions of lookups, in order, to the numbers of their outputs and to their factors.
+void find_outputs(const Call& call, int64_t* rest) {
+  const Lookups& l = *call.lookups;
+  Gradient& g = call.step->gradient;
+  if (!l.offsets && l.ids_a_bag == 1 && !l.weights) return;
+  auto* output_of = reinterpret_cast<uint32_t*>(rest);
+  auto* factors = reinterpret_cast<float*>(output_of + call.entries);
+  auto begin_of = [&](int64_t b) {
+    if (b == l.outputs) return call.entries;
+    return l.offsets ? l.offsets[b] - l.first_offset : b * l.ids_a_bag;
+  };
+  for (int64_t b = 0; b < l.outputs; ++b)
+    for (int64_t i = begin_of(b); i < begin_of(b + 1); ++i) output_of[i] = static_cast<uint32_t>(b);
+  auto* order = const_cast<uint32_t*>(g.order);
+  for (int64_t i = 0; i < call.entries; ++i) {
+    const uint32_t at = order[i], output = output_of[at];
+    order[i] = output;
+    float factor = l.weights ? l.weights[at] : 1.0f;
+    if (l.is_mean) factor *= 1.0f / static_cast<float>(begin_of(output + 1) - begin_of(output));
+    factors[i] = factor;
+  }
+  if (l.weights || l.is_mean) g.factors = factors;
+}
+
+// The largest of several magnitudes, which is NaN if one of them is: bits of numbers without a sign
+// ascend as the numbers do, with NaN above all.
+struct Largest {
+  WordLanes most{};
+
+  INLINE void take(const float* values, int64_t count) {
+    for_columns(0, count, [&](int64_t c, int64_t lanes) ALWAYS {
+      const WordLanes x = bits_of(load(values, kFloat32, c, lanes)) & 0x7fffffffu;
+      most = (IntLanes)most > (IntLanes)x ? most : x;
+    });
+  }
+
+  float value() const {
+    uint32_t bits = 0;
+    for (int64_t i = 0; i < kLanes; ++i) bits = std::max<uint32_t>(bits, most[i]);
+    float x;
+    std::memcpy(&x, &bits, sizeof(x));
+    return x;
+  }
+};
+
+// Whether the outputs' gradients are so small that the gradient of no row is refused, whichever rows
+// were looked up: a look at the outputs is less than a look at the rows.
+bool is_bounded(const Call& call) {
+  const Step& s = *call.step;
+  const Lookups& l = *call.lookups;
+  if (s.weight_decay != 0.0f || s.dtype != kFloat32) return false;
+  Largest gradient, weight;
+  for (int64_t b = 0; b < l.outputs; ++b)
+    gradient.take(static_cast<const float*>(call.values) + b * l.stride, s.dim);
+  if (l.weights) weight.take(l.weights, call.entries);
+  const float factor = (l.weights ? weight.value() : 1.0f) * std::fabs(s.gradient.scale);
+  return gradient.value() * factor * static_cast<float>(call.entries) <= s.largest_gradient;
 }
 
 // What inspect() and step() need of a step whose ids are grouped.
@@ -91,7 +167,7 @@ void place(const Call& call, Memory& memory) {
   const int64_t rows = s.gradient.rows;
   // Sums that inspect() finds are kept for the step, unless they take more than one copy of the
   // touched rows: they are float32 where rows may be half as wide.
-  if (call.is_checked && s.shared > 0 && s.shared * 4 <= rows * bytes_of(s.dtype))
+  if (s.is_inspected && s.shared > 0 && s.shared * 4 <= rows * bytes_of(s.dtype))
     s.gradient.sums = memory.take<float>(s.shared * s.dim);
   // Mean squares by row become second moments. Those of a dense gradient with many rows are found
   // by the step, a few at a time.
@@ -150,12 +226,14 @@ extern "C" int64_t sketchoptim_check_ids(const Calls* calls) {
     if (!call.ids) return;
     const int32_t ascend = sketchoptim_ascend(call.ids, call.entries, call.step->n);
     call.step->finding = ascend < 0 ? kIsOutside : ascend ? kAscends : kIsUnordered;
+    if (call.lookups && ascend >= 0)
+      call.step->finding = are_bags(call) ? kIsUnordered : kIsOutside;
   });
   Memory needed(kNowhere);
   for (int64_t i = 0; i < calls->count; ++i) {
     const Call& call = calls->call[i];
     if (call.step->finding == kIsOutside) return -(i + 1);
-    if (call.step->finding == kIsUnordered) needed.take<uint64_t>(3 * call.entries + 1);
+    if (call.step->finding == kIsUnordered) needed.take<int64_t>(words_of_room(call));
   }
   return needed.bytes;
 }
@@ -165,13 +243,16 @@ extern "C" int64_t sketchoptim_group_ids(const Calls* calls, void* room) {
   for (int64_t i = 0; i < calls->count; ++i) {
     const Call& call = calls->call[i];  // its ids are those of its rows from now on: the room, at first
     if (call.step->finding == kIsUnordered)
-      call.step->gradient.ids = memory.take<int64_t>(3 * call.entries + 1);
+      call.step->gradient.ids = memory.take<int64_t>(words_of_room(call));
   }
   for_calls(*calls, [](const Call& call, int32_t threads) {
     call.step->threads = threads;
+    call.step->is_inspected = call.is_checked && !(call.lookups && is_bounded(call));
     if (call.step->finding != kIsUnordered) return;
-    auto* own = reinterpret_cast<uint64_t*>(const_cast<int64_t*>(call.step->gradient.ids));
-    call.step->shared = sketchoptim_group(call.ids, call.entries, own, &call.step->gradient);
+    auto* own = const_cast<int64_t*>(call.step->gradient.ids);
+    call.step->shared = sketchoptim_group(call.ids, call.entries, reinterpret_cast<uint64_t*>(own),
+                                          &call.step->gradient);
+    if (call.lookups) find_outputs(call, own + 3 * call.entries + 1);
   });
   Memory needed(kNowhere);
   for (int64_t i = 0; i < calls->count; ++i) place(calls->call[i], needed);
@@ -182,9 +263,8 @@ extern "C" int64_t sketchoptim_check_values(const Calls* calls, void* memory) {
   Memory parts(memory);
   for (int64_t i = 0; i < calls->count; ++i) place(calls->call[i], parts);
   for_calls(*calls, [](const Call& call, int32_t) {
-    if (!call.is_checked) return;
-    if (!sketchoptim_inspect(call.step)) call.step->finding = kIsNotFinite;
-    call.step->is_inspected = 1;
+    if (call.step->is_inspected && !sketchoptim_inspect(call.step))
+      call.step->finding = kIsNotFinite;
   });
   int64_t refused = 0;
   for (int64_t i = 0; i < calls->count; ++i) refused += calls->call[i].step->finding == kIsNotFinite;

@@ -9,6 +9,7 @@ constexpr int64_t kLine = 16;  // numbers in a cache line, of which a thread tak
 constexpr int64_t kStreams = 4;
 constexpr int64_t kPrefetchBytes = 512;  // from there on the hardware prefetches
 constexpr int64_t kEntriesAhead = 4;     // two to eight take the same time
+constexpr int64_t kLookupsAhead = 32;    // whose outputs' gradients are far apart
 
 // What a sweep does: its rows are divided among threads by this, and not by their number alone. The
 // rows of a text's frequent words come first and have most of the entries.
@@ -76,15 +77,31 @@ INLINE bool is_alone(const Gradient& g, int64_t r) {
   return !g.starts || g.starts[r + 1] - g.starts[r] == 1;
 }
 
-// Adds an entry to the sum of its row; the first entry overwrites the sum.
+// Leaves the sum of a row's entries in some columns: up to kBlock registers of them at a time, so that
+// a sum goes to memory once.
+constexpr int64_t kBlock = 4;
+
 template <int32_t P>
-INLINE void add_entry(const Step& s, int64_t entry, bool is_first, Span columns, float* sum) {
-  const void* values = s.gradient.values;
+INLINE void add_entries(const Step& s, Span entries, Span columns, float* sum) {
+  const Gradient& g = s.gradient;
   const int32_t dtype = known_dtype<P>(s.dtype);
-  const int64_t at = entry * s.dim;
-  for_columns(columns.begin, columns.end, [&](int64_t c, int64_t count) ALWAYS {
-    const Lanes x = load(values, dtype, at + c, count);
-    store(sum, kFloat32, c, count, is_first ? x : load(sum, kFloat32, c, count) + x);
+  auto entry = [&](int64_t i, int64_t c, int64_t count) ALWAYS {
+    Lanes x = load(g.values, dtype, g.order[i] * g.stride + c, count);
+    if (g.factors) x *= g.factors[i];
+    return g.is_of_lookups ? x * g.scale : x;
+  };
+  int64_t c = columns.begin;
+  for (; c + kBlock * kLanes <= columns.end; c += kBlock * kLanes) {
+    Lanes sums[kBlock];
+    for (int64_t k = 0; k < kBlock; ++k) sums[k] = entry(entries.begin, c + k * kLanes, kLanes);
+    for (int64_t i = entries.begin + 1; i < entries.end; ++i)
+      for (int64_t k = 0; k < kBlock; ++k) sums[k] += entry(i, c + k * kLanes, kLanes);
+    for (int64_t k = 0; k < kBlock; ++k) store(sum, kFloat32, c + k * kLanes, kLanes, sums[k]);
+  }
+  for_columns(c, columns.end, [&](int64_t column, int64_t count) ALWAYS {
+    Lanes x = entry(entries.begin, column, count);
+    for (int64_t i = entries.begin + 1; i < entries.end; ++i) x += entry(i, column, count);
+    store(sum, kFloat32, column, count, x);
   });
 }
 
@@ -106,8 +123,8 @@ INLINE void finish(const Step& s, int64_t r, Span columns, float* sum) {
 // Prefetches the entry that will be added a few entries later, in this row or in one behind it.
 INLINE void prefetch_entry(const Step& s, int64_t i, Span columns) {
   const Gradient& g = s.gradient;
-  const int64_t last = g.starts[g.rows] - 1;
-  prefetch(g.values, s.dtype, g.order[std::min(i + kEntriesAhead, last)] * s.dim, columns);
+  const int64_t last = g.starts[g.rows] - 1, ahead = g.is_of_lookups ? kLookupsAhead : kEntriesAhead;
+  prefetch(g.values, s.dtype, g.order[std::min(i + ahead, last)] * g.stride, columns);
 }
 
 // The summed gradient of a row, as it reaches the moments, in a buffer.
@@ -115,12 +132,14 @@ template <int32_t P>
 const float* gathered(const Step& s, int64_t r, Span columns, float* buffer) {
   const Gradient& g = s.gradient;
   if (g.starts) {
-    for (int64_t i = g.starts[r]; i < g.starts[r + 1]; ++i) {
-      prefetch_entry(s, i, columns);
-      add_entry<P>(s, g.order[i], i == g.starts[r], columns, buffer);
-    }
+    const Span entries{g.starts[r], g.starts[r + 1]};
+    for (int64_t i = entries.begin; i < entries.end; ++i) prefetch_entry(s, i, columns);
+    add_entries<P>(s, entries, columns, buffer);
   } else {
-    add_entry<P>(s, r, true, columns, buffer);
+    for_columns(columns.begin, columns.end, [&](int64_t c, int64_t count) ALWAYS {
+      const Lanes x = load(g.values, known_dtype<P>(s.dtype), r * s.dim + c, count);
+      store(buffer, kFloat32, c, count, x);
+    });
   }
   finish<P>(s, r, columns, buffer);
   return buffer;
@@ -131,10 +150,11 @@ const float* gathered(const Step& s, int64_t r, Span columns, float* buffer) {
 template <int32_t P>
 INLINE const float* gradient_of(const Step& s, int64_t r, Span columns, float* buffer) {
   const Gradient& g = s.gradient;
-  const bool alone = is_alone(g, r);
-  if (known_dtype<P>(s.dtype) == kFloat32 && alone && !s.is_maximizing && s.weight_decay == 0.0f) {
+  const bool alone = is_alone(g, r), is_as_it_is = !g.factors && g.scale == 1.0f;
+  if (known_dtype<P>(s.dtype) == kFloat32 && alone && is_as_it_is && !s.is_maximizing &&
+      s.weight_decay == 0.0f) {
     if (g.starts) prefetch_entry(s, g.starts[r], columns);
-    return static_cast<const float*>(g.values) + first_entry(g, r) * s.dim;
+    return static_cast<const float*>(g.values) + first_entry(g, r) * g.stride;
   }
   if (!alone && g.sums) return g.sums + g.slots[r] * s.dim;
   return gathered<P>(s, r, columns, buffer);

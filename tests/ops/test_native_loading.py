@@ -114,7 +114,9 @@ def fields_in_header(struct: str) -> list[tuple[str, object]]:
     return fields
 
 
-@pytest.mark.parametrize("struct", [_native.Moment, _native.Gradient, _native.Step, _native.Calls])
+@pytest.mark.parametrize(
+    "struct", [_native.Moment, _native.Gradient, _native.Step, _native.Lookups, _native.Calls]
+)
 def test_every_struct_mirrors_the_header_field_by_field(struct):
     assert [tuple(field) for field in struct._fields_] == fields_in_header(struct.__name__)
 

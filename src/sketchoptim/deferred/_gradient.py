@@ -82,12 +82,19 @@ class DeferredGradient(Tensor):
     _content: _Content
 
     @staticmethod
-    def __new__(cls, weight: Tensor, parts: Sequence[Part]) -> "DeferredGradient":
-        """The sum of parts, each of which is a gradient of `weight`."""
+    def __new__(
+        cls, weight: Tensor, parts: Sequence[Part], *, collapses: bool = True
+    ) -> "DeferredGradient":
+        """The sum of parts, each of which is a gradient of `weight`.
+
+        With ``collapses=False`` parts may take more memory than the plain gradient until another
+        one is added: for parts that share their memory with those of other gradients.
+        """
         is_sparse = all(part.is_sparse for part in parts)
         terms = tuple(Term(part) for part in parts)
         gradient = _wrapped(weight, _Content(terms, 1.0, is_sparse=is_sparse))
-        gradient.collapse_if_larger_()
+        if collapses:
+            gradient.collapse_if_larger_()
         return gradient
 
     # -- what a reader that knows it uses ------------------------------------------------------

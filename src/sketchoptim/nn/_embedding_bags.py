@@ -11,6 +11,7 @@ from torch.autograd.function import once_differentiable
 from .. import _pages
 from .._bag_ids import BagIds
 from .._validation import check_choice, check_positive_int, check_tensor
+from ..deferred import DeferredGradient, Lookups
 from ..ops import Mode, pool_bags
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -34,6 +35,9 @@ class EmbeddingBags(nn.Module):
         mode: "sum" or "mean" of the rows of a bag. An empty bag gives zeros.
         features: the table of each feature, by the name of the feature. Without it, each table has
             one feature of its name.
+        deferred: the gradient of a table is a `so.DeferredGradient`: the ids and the gradient of
+            the output. The optimizers of this package sum and apply them in one call for all
+            tables. For other optimizers use False: sparse gradients, with a row for each id.
         device: of the tables.
         dtype: of the tables and of the output: float32, bfloat16, float16 or float64.
 
@@ -61,7 +65,7 @@ class EmbeddingBags(nn.Module):
     """
 
     sparse = True
-    """Its tables get sparse gradients; `so.plan` reads this as it does of `nn.Embedding`."""
+    """A step moves touched rows alone; `so.plan` reads this as it does of `nn.Embedding`."""
 
     def __init__(
         self,
@@ -69,6 +73,7 @@ class EmbeddingBags(nn.Module):
         mode: Mode = "sum",
         *,
         features: Mapping[str, str] | None = None,
+        deferred: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -78,7 +83,7 @@ class EmbeddingBags(nn.Module):
         check_choice("dtype", dtype, DTYPES)
         if not tables:
             raise ValueError("tables must have at least one table, got none")
-        self.mode = mode
+        self.mode, self.deferred = mode, deferred
         device = torch.get_default_device() if device is None else torch.device(device)
         for name, (rows, dim) in tables.items():
             check_positive_int(f"rows of {name!r}", rows)
@@ -105,6 +110,10 @@ class EmbeddingBags(nn.Module):
         for table in self.table_parameters():
             bound: float = table.shape[0] ** -0.5
             table.uniform_(-bound, bound)
+
+    def read(self, table: str) -> Tensor:
+        """The rows of a table, as `forward` reads them."""
+        return cast("nn.Parameter", self._parameters[table])
 
     def table_parameters(self) -> list[nn.Parameter]:
         """The parameters with a row for each id, which `so.find_tables` looks for."""
@@ -161,10 +170,10 @@ class EmbeddingBags(nn.Module):
         batches = {name: it.bags for name, it in zip(features, lookups, strict=True)}
         if len(set(batches.values())) > 1:
             raise ValueError(f"all features must have the same number of bags, got {batches}")
-        weights = [self._parameters[table] for table in self._features.values()]
+        weights = [self.read(table) for table in self._features.values()]
         factors = [it.factors for it in lookups]
         pooled: Tensor = _Pooled.apply(  # type: ignore[no-untyped-call]
-            self.mode, features, lookups, *weights, *factors
+            self.mode, self.deferred, features, lookups, *weights, *factors
         )
         return pooled
 
@@ -263,9 +272,14 @@ class _Pooled(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, mode: Mode, features: list[str], lookups: list[BagIds], *tensors: Tensor | None
+        ctx: Any,
+        mode: Mode,
+        is_deferred: bool,
+        features: list[str],
+        lookups: list[BagIds],
+        *tensors: Tensor | None,
     ) -> Tensor:
-        ctx.mode, ctx.lookups = mode, lookups
+        ctx.mode, ctx.is_deferred, ctx.lookups = mode, is_deferred, lookups
         ctx.save_for_backward(*tensors)
         return pool_bags(cast("Any", tensors[: len(lookups)]), lookups, mode, features)
 
@@ -273,10 +287,11 @@ class _Pooled(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         count = len(ctx.lookups)
-        weights, needed = ctx.saved_tensors[:count], ctx.needs_input_grad[3:]
+        weights, needed = ctx.saved_tensors[:count], ctx.needs_input_grad[4:]
         own = gradient.split([weight.shape[1] for weight in weights], dim=1)
+        table_gradient = _deferred_gradient if ctx.is_deferred else _sparse_gradient
         tables = [
-            _table_gradient(*each) if is_needed else None
+            table_gradient(*each) if is_needed else None
             for is_needed, *each in zip(
                 needed[:count], weights, ctx.lookups, own, [ctx.mode] * count, strict=True
             )
@@ -285,10 +300,27 @@ class _Pooled(torch.autograd.Function):
             _factor_gradient(*each) if is_needed else None
             for is_needed, *each in zip(needed[count:], weights, ctx.lookups, own, strict=True)
         ]
-        return None, None, None, *tables, *factors
+        return None, None, None, None, *tables, *factors
 
 
-def _table_gradient(weight: Tensor, bags: BagIds, gradient: Tensor, mode: Mode) -> Tensor:
+def _deferred_gradient(weight: Tensor, bags: BagIds, gradient: Tensor, mode: Mode) -> Tensor:
+    """The gradient of a table as the ids and the gradients of its bags, of which nothing is summed.
+
+    The gradients are columns of a matrix that all tables share, so that it takes no more memory.
+    """
+    offsets = bags.starts() if bags.offsets is not None or bags.ids_a_bag != 1 else None
+    lookups = Lookups(
+        weight,
+        bags.ids,
+        gradient,
+        offsets=offsets,
+        lookup_weights=bags.factors,
+        mode=mode,
+    )
+    return DeferredGradient(weight, [lookups], collapses=False)
+
+
+def _sparse_gradient(weight: Tensor, bags: BagIds, gradient: Tensor, mode: Mode) -> Tensor:
     values = gradient[bags.bag_of_each()]
     factors = bags.factor_of_each(is_mean=mode == "mean")
     if factors is not None:

@@ -47,7 +47,9 @@ class BlockStep:
         first = next(blocks)  # its memory is allocated before anything changes, and used by all
         rows = first.ids.numel()
         numbers = kernel_numbers(self.rule)
-        call = _native.Call(kernels.address, numbers.buffer_info()[0], 0, 0, rows, False, self.key)
+        call = _native.Call(
+            kernels.address, numbers.buffer_info()[0], 0, 0, 0, rows, False, self.key
+        )
         is_large = first.gradient.numel() >= _native.ELEMENTS_FOR_THREADS
         threads = torch.get_num_threads() if is_large else 1
         library.sketchoptim_prepare_blocks(call, threads)

@@ -14,7 +14,7 @@ from ._rule import kernel_numbers
 # allocate some as the kernel takes for a hundred rows.
 _BYTES_KEPT = 1 << 20
 # The 64-bit words of a `Call` in csrc/abi.h, and which of them is its rule.
-_WORDS, _RULE = 7, 1
+_WORDS, _RULE = 8, 1
 # Such words in an array: "L" is the faster one to fill where it has 64 bits.
 _WORD = "L" if array("L").itemsize == 8 else "Q"
 

@@ -3,14 +3,14 @@
 import ctypes
 import functools
 import os
-from ctypes import POINTER, c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, c_double, c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 
 import torch
 
 from .._warning import warn
 
-_ABI = 13
+_ABI = 14
 # Below this many elements, threads cost more than they save.
 ELEMENTS_FOR_THREADS = 1 << 15
 # From torch's name of what the machine can do to our name of what a library was built for.
@@ -48,8 +48,12 @@ class Gradient(ctypes.Structure):
         ("order", c_void_p),
         ("slots", c_void_p),
         ("sums", c_void_p),
+        ("factors", c_void_p),
         ("rows", c_int64),
         ("first_id", c_int64),
+        ("stride", c_int64),
+        ("scale", c_float),
+        ("is_of_lookups", c_int32),
     ]
 
 
@@ -95,9 +99,23 @@ class Call(ctypes.Structure):
         ("rule", c_void_p),
         ("values", c_void_p),
         ("ids", c_void_p),
+        ("lookups", c_void_p),
         ("entries", c_int64),
         ("is_checked", c_int64),
         ("rounding_key", c_uint64),
+    ]
+
+
+class Lookups(ctypes.Structure):
+    _fields_ = [
+        ("offsets", c_void_p),
+        ("weights", c_void_p),
+        ("outputs", c_int64),
+        ("first_offset", c_int64),
+        ("ids_a_bag", c_int64),
+        ("stride", c_int64),
+        ("scale", c_double),
+        ("is_mean", c_int32),
     ]
 
 

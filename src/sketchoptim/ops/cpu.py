@@ -10,7 +10,7 @@ from .. import _hashing
 from .._rows import CHUNK_ELEMENTS
 from .._torch_private import entries, stored_ids, stored_values
 from .._validation import PLAIN_TENSORS, check_storage
-from ..deferred import DeferredGradient
+from ..deferred import DeferredGradient, Lookups, joined_lookups
 from ..moments import ArrayView, CodesView, ColumnsView, KernelView, Moment, Moments, SketchView
 from . import _native
 from ._blocks import BlockStep
@@ -139,7 +139,9 @@ class CpuKernels:
         """The next step, for `Calls` to check and to run: itself, unless it goes block by block."""
         key = _NEAREST if rounding_key is None else rounding_key
         if type(gradient) is DeferredGradient and type(rule) is FusedRule:
-            if gradient.is_row_sparse or not self.takes_blocks:
+            if gradient.is_row_sparse:
+                return self._prepare_lookups(gradient, rule, is_checked, key)
+            if not self.takes_blocks:
                 return None
             checked = self.reference.prepare(
                 gradient, rule, is_checked=is_checked, rounding_key=rounding_key
@@ -173,7 +175,44 @@ class CpuKernels:
                     check_storage("a gradient", tensor)
             if ids is not None and not ids_at:  # sparse without an entry
                 ids_at = self.address
-        self.words = (self.address, 0, values_at, ids_at, count, is_checked, key)
+        self.words = (self.address, 0, values_at, ids_at, 0, count, is_checked, key)
+        self.rule = rule
+        return self
+
+    def _prepare_lookups(
+        self, gradient: DeferredGradient, rule: FusedRule, is_checked: bool, key: int
+    ) -> "CpuKernels | None":
+        """The step along the gradient of lookups, whose rows are summed when they move."""
+        lookups = _single_lookups(self.parameter, gradient)
+        if lookups is None or lookups.output_gradient.dtype is not self.dtype:
+            return None
+        ids, values = lookups.ids, lookups.output_gradient.reshape(-1, self.dim)
+        offsets, weights = lookups.offsets, lookups.lookup_weights
+        if values.stride(1) != 1:
+            values = values.contiguous()
+        ids = ids.long().contiguous()
+        offsets = None if offsets is None else offsets.long().contiguous()
+        weights = None if weights is None else weights.float().contiguous()
+        self.copies = tuple(it for it in (ids, values, offsets, weights) if it is not None)
+        self.lookups = _native.Lookups(
+            offsets=None if offsets is None else offsets.data_ptr(),
+            weights=None if weights is None else weights.data_ptr(),
+            outputs=len(values),
+            ids_a_bag=1,
+            stride=values.stride(0),
+            scale=float(gradient.scale),
+            is_mean=lookups.mode == "mean" and offsets is not None,
+        )
+        self.words = (
+            self.address,
+            0,
+            values.data_ptr(),
+            ids.data_ptr() or self.address,
+            ctypes.addressof(self.lookups),
+            ids.numel(),
+            is_checked,
+            key,
+        )
         self.rule = rule
         return self
 
@@ -198,9 +237,26 @@ class CpuKernels:
         return bool(self.call.finding == _IS_OUTSIDE)
 
     def ids_error(self, gradient: Tensor) -> ValueError:
-        """What is wrong with the ids of a sparse gradient."""
+        """What is wrong with the ids of a sparse gradient, or with the bags of lookups."""
+        if isinstance(gradient, DeferredGradient):
+            gradient.check_ids()
+            return ValueError(
+                f"the offsets behind the gradient of the parameter of shape {list(self.shape)} "
+                "must ascend from 0 to the number of ids"
+            )
         ids, _ = entries(gradient)
         return ids_error(self.parameter, int(ids.min()), int(ids.max()))
+
+
+def _single_lookups(parameter: Tensor, gradient: DeferredGradient) -> Lookups | None:
+    """The one part of a gradient of lookups, made of several if need be; None for other parts."""
+    terms = gradient.terms
+    if not terms or any(type(part) is not Lookups for part, _ in terms):
+        return None
+    part, scale = terms[0]
+    if len(terms) == 1 and scale == 1.0 and isinstance(part, Lookups) and part.padding_idx is None:
+        return part
+    return joined_lookups(parameter, terms)
 
 
 def _conservative_counters(moments: Moments) -> Tensor | None:

@@ -1,0 +1,151 @@
+"""Steps of the kernels along the gradients of lookups, whose rows are never written."""
+
+import pytest
+import torch
+from backends import LEVELS, needs_native, stepping_by
+from torch import Tensor
+
+import sketchoptim as so
+from sketchoptim.deferred import DeferredGradient, Lookups
+
+pytestmark = [needs_native, pytest.mark.filterwarnings("ignore:.*active rows a bucket")]
+
+ROWS = 200
+FORMS = {
+    "each": {},
+    "bags": {"offsets": True},
+    "means": {"offsets": True, "mode": "mean"},
+    "weights": {"lookup_weights": True},
+    "weighted bags": {"offsets": True, "lookup_weights": True},
+    "padding": {"padding_idx": 3},
+}
+
+
+def lookups(
+    table: Tensor, seed: int, *, offsets: bool = False, lookup_weights: bool = False, **options
+) -> Lookups:
+    """Lookups of a few rows many times and of others once, from columns of a wider matrix."""
+    generator = torch.Generator().manual_seed(seed)
+    count, dim = 150, table.shape[1]
+    ids = torch.cat([torch.arange(50), torch.randint(0, ROWS, (count - 50,), generator=generator)])
+    ends = torch.randint(0, count, (39,), generator=generator).sort().values
+    outputs = 40 if offsets else count
+    wide = torch.randn(outputs, 2 * dim + 3, generator=generator).to(table.dtype)
+    return Lookups(
+        table,
+        ids[torch.randperm(count, generator=generator)],
+        wide[:, 3 : 3 + dim],
+        offsets=torch.cat([torch.zeros(1, dtype=torch.int64), ends]) if offsets else None,
+        lookup_weights=torch.rand(count, generator=generator) if lookup_weights else None,
+        **options,
+    )
+
+
+def stepped(gradients, *, is_plain: bool, dim: int, memory="lean", dtype=torch.float32, **options):
+    """The table and its counters after steps along gradients, deferred or plain."""
+    generator = torch.Generator().manual_seed(9)
+    values = torch.randn(ROWS, dim, generator=generator).to(dtype)
+    table = torch.nn.Parameter(values)
+    optimizer = so.AdamW([("table", table)], lr=0.1, memory=memory, **options)
+    for make in gradients:
+        gradient = make(table)
+        table.grad = gradient.to_sparse_rows() if is_plain else gradient
+        optimizer.step()
+    state = optimizer.state[table].values()
+    return [table.detach(), *(it for it in state if isinstance(it, Tensor))]
+
+
+@pytest.mark.parametrize(
+    ("level", "memory"),
+    [
+        *((level, "lean") for level in LEVELS),
+        *((level, memory) for level in LEVELS[-1:] for memory in ("row-wise", "paper-mv", "exact")),
+    ],
+)
+@pytest.mark.parametrize("form", FORMS)
+def test_steps_have_the_bits_of_the_plain_gradient(level, form, memory):
+    gradients = [
+        lambda table: DeferredGradient(table, [lookups(table, 1, **FORMS[form])]),
+        lambda table: DeferredGradient(table, [lookups(table, 2, **FORMS[form])]).mul_(0.3),
+        lambda table: DeferredGradient(
+            table, [lookups(table, 3, **FORMS[form]), lookups(table, 4, offsets=True)]
+        ),
+    ]
+    for dim, options in ((16, {}), (37, {"weight_decay": 0.1}), (130, {"maximize": True})):
+        with stepping_by(level, threads=2) as taken:
+            found = stepped(gradients, is_plain=False, dim=dim, memory=memory, **options)
+            expected = stepped(gradients, is_plain=True, dim=dim, memory=memory, **options)
+        assert taken.native == 6
+        for one, other in zip(found, expected, strict=True):
+            assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_rows_are_near_those_of_the_plain_gradient(dtype):
+    gradients = [lambda table: DeferredGradient(table, [lookups(table, 1, offsets=True)])]
+    options = {"dim": 24, "dtype": dtype, "rounding": "nearest"}
+    found = stepped(gradients, is_plain=False, **options)
+    expected = stepped(gradients, is_plain=True, **options)
+    torch.testing.assert_close(found[0].float(), expected[0].float(), rtol=0.01, atol=0.01)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 2.0**60])
+@pytest.mark.parametrize("where", ["output", "weight"])
+def test_a_gradient_that_is_not_finite_is_refused_before_anything_moves(value, where):
+    def spoilt(table: Tensor) -> DeferredGradient:
+        part = lookups(table, 1, offsets=True, lookup_weights=True)
+        spoiled = part.output_gradient if where == "output" else part.lookup_weights
+        with torch.no_grad():
+            spoiled[-1] = value
+        return DeferredGradient(
+            table,
+            [
+                Lookups(
+                    table,
+                    part.ids,
+                    part.output_gradient,
+                    offsets=part.offsets,
+                    lookup_weights=part.lookup_weights,
+                )
+            ],
+        )
+
+    table, other = (torch.nn.Parameter(torch.ones(ROWS, 8)) for _ in range(2))
+    for nonfinite in ("raise", "skip"):
+        optimizer = so.Adam([table, other], nonfinite=nonfinite)
+        other.grad = DeferredGradient(other, [lookups(other, 2)])
+        table.grad = spoilt(table)
+        if nonfinite == "raise":
+            with pytest.raises(ValueError, match="must be finite"):
+                optimizer.step()
+            assert bool((other == 1).all())
+        else:
+            optimizer.step()
+            assert optimizer.state[table]["skipped"] == 1
+            assert not bool((other == 1).all())
+        assert bool((table == 1).all())
+
+
+def test_large_finite_gradients_are_taken_although_their_bound_is_too_large():
+    def large(table: Tensor) -> DeferredGradient:
+        part = lookups(table, 1)
+        return DeferredGradient(
+            table, [Lookups(table, part.ids, torch.full((150, 8), 2.0**38 / 150))]
+        ).mul_(1.0)
+
+    found, expected = (stepped([large], is_plain=plain, dim=8) for plain in (False, True))
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("offsets", [[1, 5], [0, 200], [5, 0]])
+def test_offsets_that_divide_no_ids_are_refused(offsets):
+    table = torch.nn.Parameter(torch.ones(ROWS, 8))
+    ids, output = torch.arange(10), torch.ones(2, 8)
+    optimizer = so.Adam([table])
+    table.grad = DeferredGradient(
+        table, [Lookups(table, ids, output, offsets=torch.tensor(offsets))]
+    )
+    with pytest.raises(ValueError, match="the offsets behind the gradient"):
+        optimizer.step()
+    assert bool((table == 1).all())
