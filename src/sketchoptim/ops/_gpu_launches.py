@@ -259,8 +259,8 @@ class _Launches:
         return self._launch(moves.move_rows, OPTIONS, ROWS=rows, rows=rows)
 
     def _move_blocks(self, block_rows: int) -> Launch:
-        block = triton.next_power_of_2(block_rows * self.bound.dim)
-        groups = max(1, TILE // block)
+        block = triton.next_power_of_2(self.bound.dim)
+        groups = max(1, TILE // (block * triton.next_power_of_2(block_rows)))
         tile = {"BLOCK_ROWS": block_rows, "BLOCK": block, "ROWS": groups}
         rows = groups * block_rows if self.kind.is_dense else groups
         return self._launch(blocks.move_blocks, OPTIONS, **tile, rows=rows)

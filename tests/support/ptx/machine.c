@@ -178,7 +178,7 @@ static inline u32 permuted(u32 low, u32 high, u32 choice) {
     ALU(shr_s16, (u16)((s16)a >> (B32 > 15 ? 15 : B32))) \
     ALU(shr_s32, (u32)((s32)a >> (B32 > 31 ? 31 : B32))) \
     ALU(shr_s64, (u64)((s64)a >> (B32 > 63 ? 63 : B32))) \
-    ALU(bfe_u32, field(A32, B32, C32)) ALU(bfe_s32, signed_field(A32, B32, C32)) ALU(prmt_b32, permuted(A32, B32, C32)) \
+    ALU(popc_b32, __builtin_popcount(A32)) ALU(bfe_u32, field(A32, B32, C32)) ALU(bfe_s32, signed_field(A32, B32, C32)) ALU(prmt_b32, permuted(A32, B32, C32)) \
     ALU(add_rn_f32, f32(AF + BF)) ALU(sub_rn_f32, f32(AF - BF)) ALU(mul_rn_f32, f32(AF * BF)) \
     ALU(div_rn_f32, f32(AF / BF)) ALU(sqrt_rn_f32, f32(sqrtf(AF))) \
     ALU(add_rn_f64, f64(AD + BD)) ALU(sub_rn_f64, f64(AD - BD)) ALU(mul_rn_f64, f64(AD * BD)) \
@@ -193,7 +193,7 @@ static inline u32 permuted(u32 low, u32 high, u32 choice) {
     ALU(cvt_u32_u64, A32) ALU(cvt_u64_u32, A32) ALU(cvt_u16_u64, (u16)a) \
     ALU(cvt_s64_s32, (u64)(s64)(s32)a) ALU(cvt_s32_s16, (u32)(s32)(s16)a) \
     ALU(cvt_s64_s16, (u64)(s64)(s16)a) ALU(cvt_u16_u8, (u8)a) ALU(cvt_u32_u8, (u8)a) \
-    ALU(cvt_u64_u8, (u8)a) \
+    ALU(cvt_u64_u8, (u8)a) ALU(cvt_s16_s8, (u16)(s16)(int8_t)a) ALU(cvt_s32_s8, (u32)(s32)(int8_t)a) \
     ALU(cvt_f32_bf16, f32(as_f32((u64)(u16)a << 16))) ALU(cvt_f32_f16, f32(from_f16(a))) \
     ALU(cvt_f64_bf16, f64(as_f32((u64)(u16)a << 16))) ALU(cvt_f64_f32, f64(AF)) \
     ALU(cvt_f64_f16, f64(from_f16(a))) \

@@ -7,29 +7,39 @@ from . import slots
 from .codes import decode, encode
 from .moments import CODES, NONE, delta
 from .moves import direction_of
-from .rows import DENSE, gradient, id_at, positions, run_start
+from .rows import DENSE, gradient, id_at, run_start
 from .words import store_nearest, store_weights
 
 
 @triton.jit
+def _largest_of_blocks(magnitudes, ROWS: tl.constexpr):
+    """The largest of all numbers of a block, for each of its rows, [rows, 1]."""
+    rows: tl.constexpr = magnitudes.shape[0]
+    of_rows = tl.reshape(tl.max(magnitudes, 1), [ROWS, rows // ROWS])
+    largest = tl.broadcast_to(tl.max(of_rows, 1)[:, None], [ROWS, rows // ROWS])
+    return tl.reshape(largest, [rows])[:, None]
+
+
+@triton.jit
 def _move_block(
-    data, scales, book, borders, ledger, group, at, is_inside, is_touched, x,
-    MOMENT: tl.constexpr, KIND: tl.constexpr, MODE: tl.constexpr,
+    data, scales, book, borders, ledger, group, at, is_row, is_touched, column_mask, x,
+    MOMENT: tl.constexpr, KIND: tl.constexpr, MODE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Moves the touched numbers of whole blocks; returns the estimates."""
+    """Moves the touched rows of whole blocks; returns the estimates."""
+    is_moved = is_touched & column_mask
     if KIND == CODES:
-        is_block = tl.max(is_inside.to(tl.int32), 1)[:, None] > 0
-        scale = tl.load(scales + group, mask=is_block, other=0.0)
-        old = decode(data + at, book, scale, is_inside)
-        result = tl.where(is_touched, old + delta(ledger, old, x, MOMENT, MODE), old)
-        result = tl.where(is_inside, result, 0.0)
-        largest = tl.max(tl.abs(result), 1)[:, None]
-        tl.store(scales + group, largest, mask=is_block)
-        encode(data + at, borders, result, largest, is_inside, MOMENT == slots.FIRST)
+        is_number = is_row & column_mask
+        scale = tl.load(scales + group, mask=is_row, other=0.0)
+        old = decode(data + at, book, scale, is_number)
+        result = tl.where(is_moved, old + delta(ledger, old, x, MOMENT, MODE), old)
+        result = tl.where(is_number, result, 0.0)
+        largest = _largest_of_blocks(tl.abs(result), ROWS)
+        tl.store(scales + group, largest, mask=is_row)
+        encode(data + at, borders, result, largest, is_number, MOMENT == slots.FIRST)
     else:
-        old = tl.load(data + at, mask=is_touched, other=0.0).to(tl.float32)
+        old = tl.load(data + at, mask=is_moved, other=0.0).to(tl.float32)
         result = old + delta(ledger, old, x, MOMENT, MODE)
-        store_nearest(data + at, result, is_touched)
+        store_nearest(data + at, result, is_moved)
     return result
 
 
@@ -45,7 +55,11 @@ def move_blocks(
 ):  # fmt: skip
     """Moves all rows, block by block; the first entry of a block stands for it."""
     if tl.load(flag) == 0:
-        at = positions(tl.program_id(0), ROWS)
+        # A tile has ROWS blocks, each of as many rows as the next power of two.
+        padded: tl.constexpr = triton.next_power_of_2(BLOCK_ROWS)
+        number = tl.arange(0, ROWS * padded)
+        at = (tl.program_id(0).to(tl.int64) * ROWS + number // padded)[:, None]
+        row = (number % padded)[:, None]
         if LAYOUT == DENSE:
             group = at
             is_group = group * BLOCK_ROWS < row_count
@@ -54,41 +68,40 @@ def move_blocks(
             group = id_at(ids, at, is_inside) // BLOCK_ROWS
             before = id_at(ids, at - 1, is_inside & (at > 0)) // BLOCK_ROWS
             is_group = is_inside & ((at == 0) | (before != group))
-        offsets = tl.arange(0, BLOCK)[None, :]
-        id = group * BLOCK_ROWS + offsets // DIM
-        columns = offsets % DIM
-        is_number = is_group & (offsets < BLOCK_ROWS * DIM) & (id < row_count)
-        if LAYOUT == DENSE:
-            position = id
-            is_touched = is_number
-        else:
-            last = tl.zeros_like(id) + (count - 1)
-            position = run_start(ids, last, id)
-            is_touched = is_number & (id_at(ids, position, is_number) == id)
+        id = group * BLOCK_ROWS + row
+        is_row = is_group & (row < BLOCK_ROWS) & (id < row_count)
+        position = id
+        is_touched = is_row
+        if LAYOUT != DENSE:
+            position = run_start(ids, tl.zeros_like(id) + (count - 1), id)
+            is_touched = is_row & (id_at(ids, position, is_row) == id)
+        columns = tl.arange(0, BLOCK)[None, :]
+        column_mask = columns < DIM
         g = gradient(
             entries, ids, order, partials, parameter, ledger, count, position, id, is_touched,
-            columns, is_touched, DIM, LAYOUT, IS_MAXIMIZING, DECAYS,
+            columns, column_mask, DIM, LAYOUT, IS_MAXIMIZING, DECAYS,
         )  # fmt: skip
         place = id * DIM + columns
         direction = g
         if FIRST_KIND != NONE:
             direction = _move_block(
-                first, first_units, first_book, first_borders, ledger, group, place, is_number,
-                is_touched, g, slots.FIRST, FIRST_KIND, FIRST_MODE,
+                first, first_units, first_book, first_borders, ledger, group, place, is_row,
+                is_touched, column_mask, g, slots.FIRST, FIRST_KIND, FIRST_MODE, ROWS,
             )  # fmt: skip
             if HAS_NESTEROV:
                 direction = g + direction * slots.number(ledger, slots.NESTEROV)
         square = g
         if SECOND_KIND != NONE:
             square = _move_block(
-                second, second_units, second_book, second_borders, ledger, group, place,
-                is_number, is_touched, g * g, slots.SECOND, SECOND_KIND, SECOND_MODE,
+                second, second_units, second_book, second_borders, ledger, group, place, is_row,
+                is_touched, column_mask, g * g, slots.SECOND, SECOND_KIND, SECOND_MODE, ROWS,
             )  # fmt: skip
         direction = direction_of(ledger, direction, square, SECOND_KIND != NONE, HAS_ROOT, HAS_CLIP)
-        row = tl.load(parameter + place, mask=is_touched, other=0.0).to(tl.float32)
-        row *= slots.number(ledger, slots.SHRINK)
-        row -= direction * slots.number(ledger, slots.STEP_SIZE)
+        is_moved = is_touched & column_mask
+        weight = tl.load(parameter + place, mask=is_moved, other=0.0).to(tl.float32)
+        weight *= slots.number(ledger, slots.SHRINK)
+        weight -= direction * slots.number(ledger, slots.STEP_SIZE)
         key = slots.key(ledger, slots.WEIGHTS_KEY)
         store_weights(
-            parameter + place, row, is_touched, key, id + first_row, columns, IS_STOCHASTIC
+            parameter + place, weight, is_moved, key, id + first_row, columns, IS_STOCHASTIC
         )

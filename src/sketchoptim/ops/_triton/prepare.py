@@ -245,7 +245,7 @@ def inspect(
         column_mask = (offsets < STRIDE) & (columns < DIM)
         g = gradient(
             entries, ids, order, partials, parameter, ledger, count, at, id, mask, columns,
-            column_mask, DIM, LAYOUT, IS_MAXIMIZING, DECAYS,
+            column_mask, DIM, LAYOUT, IS_MAXIMIZING, DECAYS, True,
         )  # fmt: skip
         square = g * g
         if IS_CHECKED:  # no sum of squares within the bound is infinite; NaN is not within it
@@ -263,6 +263,7 @@ def inspect(
             columns = start + offsets
             column_mask = (offsets < STRIDE) & (columns < DIM)
             if DIM > STRIDE:  # else the tile has all columns, and is there
+                tl.debug_barrier()  # sums that one thread has stored, another may load
                 g = gradient(
                     entries, ids, order, partials, parameter, ledger, count, at, id, mask,
                     columns, column_mask, DIM, LAYOUT, IS_MAXIMIZING, DECAYS,
