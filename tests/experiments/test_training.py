@@ -60,7 +60,7 @@ def test_state_is_counted_for_tables_and_for_everything(corpus):
     classes = len(corpus.vocabulary)
     table_elements = classes * (8 + 16 + 1)
     exact, lean = (
-        train(corpus, MODEL, settings(method=method, steps=1)) for method in ("exact", "lean")
+        train(corpus, MODEL, settings(method=method, steps=1)) for method in ("exact", "lean-0.1")
     )
     body_elements = sum(weight.numel() for weight in exact.model.named_body().values())
     assert exact.table_state_bytes == 2 * 4 * table_elements
@@ -181,7 +181,7 @@ def test_a_diverging_run_stops_with_the_remedy(corpus, monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"method": "sgd"}, "method must be one of 'lean', 'exact', .*, got 'sgd'"),
+        ({"method": "sgd"}, "method must be one of 'lean', 'lean-0.1', 'exact', .*, got 'sgd'"),
         ({"body_optimizer": "lion"}, r"body_optimizer must be one of \['adam', .*, got 'lion'"),
         ({"schedule": "cosine"}, 'schedule must be "linear" or "plateau", got \'cosine\''),
         ({"schedule": "plateau"}, 'schedule="plateau" needs evaluate_every'),
