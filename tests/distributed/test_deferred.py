@@ -18,19 +18,20 @@ WORDS, DIM, BATCH = 1003, 8, 16
 
 
 class LanguageModel(nn.Module):
-    """An embedding, a hidden layer, and a head."""
+    """An embedding, a table that is smaller than what it is made of, a hidden layer, and a head."""
 
     def __init__(self, *, is_tied: bool, is_sparse: bool = False) -> None:
         super().__init__()
         torch.manual_seed(0)
+        self.parities = nn.Embedding(2, DIM, sparse=is_sparse)
         self.embedding = nn.Embedding(WORDS, DIM, sparse=is_sparse)
         self.hidden, self.head = nn.Linear(DIM, DIM), nn.Linear(DIM, WORDS)
         if is_tied:
             self.head.weight = self.embedding.weight
 
     def forward(self, words: Tensor) -> Tensor:
-        logits = self.head(self.hidden(self.embedding(words)).tanh())
-        return nn.functional.cross_entropy(logits, (3 * words + 1) % WORDS)
+        hidden = self.hidden(self.embedding(words) + self.parities(words % 2)).tanh()
+        return nn.functional.cross_entropy(self.head(hidden), (3 * words + 1) % WORDS)
 
 
 class Bags(nn.Module):
@@ -216,7 +217,7 @@ def test_a_wrapped_model_cannot_be_armed_and_a_wrapped_part_is_refused():
     outer = nn.Sequential(MODELS["tied"]())
     so.defer_gradients(outer[0])
     replica = DistributedDataParallel(outer)
-    with pytest.raises(RuntimeError, match=r"it manages 0\.embedding\.weight.*the very module"):
+    with pytest.raises(RuntimeError, match=r"it manages .*0\.embedding\.weight.*the very module"):
         replica(batches(1)[0])
     so.defer_gradients(model)
     replica = DistributedDataParallel(model)
@@ -231,6 +232,10 @@ def test_divided_parameters_are_refused():
 
     model = MODELS["tied"]()
     mesh = torch.distributed.init_device_mesh("cpu", (2,))
+    armed = MODELS["tied"]()
+    so.defer_gradients(armed)
+    with pytest.raises(ValueError, match=r"materialize_gradients\(model\) before fully_shard"):
+        fully_shard(armed, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    with pytest.raises(ValueError, match=r"embedding.weight is a DTensor, whose rows are divided"):
+    with pytest.raises(ValueError, match=r"weight is a DTensor, whose rows are divided"):
         so.defer_gradients(model)

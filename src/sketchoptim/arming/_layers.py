@@ -9,6 +9,8 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
+from .._validation import is_dtensor
+
 
 class ArmedLayer(nn.Module):
     """Base of the layers whose gradients are deferred; a subclass arms one kind of layer."""
@@ -20,10 +22,28 @@ class ArmedLayer(nn.Module):
     bare: ClassVar[type[nn.Module]]
     """The class that a layer had before."""
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        _refuse_divided(name, value)
+        super().__setattr__(name, value)
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """Adds a parameter that no other process has a part of."""
+        _refuse_divided(name, param)
+        super().register_parameter(name, param)
+
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         # The class exists only in this process, so a pickle names what it is made of.
         _, _, *state = cast("tuple[Any, ...]", super().__reduce_ex__(protocol))
         return _new_layer, (_mixin_of(type(self)), self.bare), *state
+
+
+def _refuse_divided(name: str, value: Any) -> None:
+    """Raises if processes are about to divide a parameter among them."""
+    if is_dtensor(value):
+        raise ValueError(
+            f"{name} cannot become a DTensor, because its gradient is deferred; call "
+            "so.materialize_gradients(model) before fully_shard() or distribute_module()"
+        )
 
 
 def _new_layer(mixin: type[ArmedLayer], bare: type[nn.Module]) -> nn.Module:
