@@ -116,6 +116,14 @@ def test_layers_of_this_package_get_the_same_gradients():
     assert torch.equal(ours.weight.grad.to_dense(), theirs.weight.grad.to_dense())
 
 
+def test_tables_in_one_layer_are_armed_together():
+    bags = so.nn.EmbeddingBags({"user": (ROWS, DIM), "item": (50, 2)})
+    assert so.defer_gradients(bags).armed == {"": "EmbeddingBags, 2 tables, sparse gradient"}
+    copy.deepcopy(bags)({"user": IDS, "item": IDS}).sum().backward()
+    so.materialize_gradients(bags)
+    assert type(bags) is so.nn.EmbeddingBags
+
+
 def saved_and_loaded(layer: nn.Module) -> nn.Module:
     file = io.BytesIO()
     torch.save(layer, file)

@@ -63,6 +63,22 @@ class Sampled(nn.Module):
         return self.head(hidden, (7 * words + 1) % WORDS, generator=fixed)
 
 
+class Recommender(nn.Module):
+    """Bags of two features, of which one has no ids in some bags."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.bags = so.nn.EmbeddingBags({"user": (WORDS, DIM), "item": (50, 4)}, mode="mean")
+        self.linear = nn.Linear(DIM + 4, 4)
+
+    def forward(self, words: Tensor) -> Tensor:
+        pairs = torch.stack([words, (words + 1) % WORDS], 1).flatten()
+        lengths = torch.full_like(words, 2), (words % 2).long()
+        ids = [pairs, words[words % 2 == 1] % 50]
+        return nn.functional.cross_entropy(self.linear(self.bags(ids, lengths=lengths)), words % 4)
+
+
 class Fused(nn.Module):
     """An embedding that shares its weight with a fused head."""
 
@@ -84,6 +100,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "bags of means": lambda: Bags("mean"),
     "sampled": Sampled,
     "fused": Fused,
+    "recommender": Recommender,
 }
 
 

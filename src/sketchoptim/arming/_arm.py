@@ -11,7 +11,8 @@ from .._torch_private import ignored_by_ddp
 from .._validation import PLAIN_TENSORS, is_dtensor
 from .._warning import warn
 from ..deferred import DeferredGradient
-from ._embeddings import ArmedEmbedding, ArmedEmbeddingBag, ArmedTable
+from ..nn import EmbeddingBags
+from ._embeddings import ArmedEmbedding, ArmedEmbeddingBag, ArmedEmbeddingBags, ArmedTable
 from ._heads import ArmedLinear, ArmedLinearCrossEntropy
 from ._layers import ArmedLayer, arm_, disarm_, replaces_forward
 from ._replicas import replicated_layers
@@ -115,7 +116,12 @@ def materialize_gradients(model: nn.Module) -> None:
             parameter.grad = parameter.grad.to_plain()
 
 
-_MIXINS: tuple[type[ArmedLayer], ...] = (ArmedEmbedding, ArmedEmbeddingBag, ArmedLinearCrossEntropy)
+_MIXINS: tuple[type[ArmedLayer], ...] = (
+    ArmedEmbeddingBags,
+    ArmedEmbedding,
+    ArmedEmbeddingBag,
+    ArmedLinearCrossEntropy,
+)
 
 
 def _plans(
@@ -178,13 +184,15 @@ def _unsupported_reason(layer: nn.Module, mixin: type[ArmedLayer]) -> str | None
     """Why the gradient of a layer cannot be deferred, or None."""
     if parametrize.is_parametrized(layer):
         return "its weight is computed by a parametrization"
-    weight = layer._parameters.get("weight")
-    if weight is None:
-        return "it has no weight of its own"
-    if type(weight) not in PLAIN_TENSORS:
-        return f"its weight is a {type(weight).__name__}"
-    if not weight.requires_grad:
-        return "its weight is frozen"
+    own = layer.table_parameters() if isinstance(layer, EmbeddingBags) else None
+    weights = [layer._parameters.get("weight")] if own is None else own
+    for weight in weights:
+        if weight is None:
+            return "it has no weight of its own"
+        if type(weight) not in PLAIN_TENSORS:
+            return f"its weight is a {type(weight).__name__}"
+        if not weight.requires_grad:
+            return "its weight is frozen"
     if getattr(layer, "max_norm", None) is not None:
         return "max_norm modifies the weight in the forward pass"
     if getattr(layer, "scale_grad_by_freq", False):
@@ -197,8 +205,11 @@ def _unsupported_reason(layer: nn.Module, mixin: type[ArmedLayer]) -> str | None
 
 
 def _describe(layer: ArmedLayer, model: nn.Module) -> str:
-    weight = layer.get_parameter("weight")
-    size = " x ".join(f"{size:,}" for size in weight.shape)
+    weights = layer.armed_weights()
+    if len(weights) > 1:
+        size = f"{len(weights)} tables"
+    else:
+        size = " x ".join(f"{size:,}" for size in weights[0].shape)
     if isinstance(layer, nn.Linear):
         gradient = "logits and gradient"
     else:
@@ -206,7 +217,7 @@ def _describe(layer: ArmedLayer, model: nn.Module) -> str:
     tied = [
         name
         for name, other in model.named_modules()
-        if other is not layer and other._parameters.get("weight") is weight
+        if other is not layer and other._parameters.get("weight") is weights[0]
     ]
     shared = f", tied to {', '.join(tied)}" if tied else ""
     return f"{layer.bare.__name__}, {size}, {gradient}{shared}"
@@ -239,9 +250,10 @@ _WRAPPERS = {
 def _weight_names(model: nn.Module) -> Iterator[str]:
     """All names of the parameters whose gradients are deferred, as DDP forms them."""
     weights = {
-        id(layer.get_parameter("weight"))
+        id(weight)
         for layer in model.modules()
         if isinstance(layer, ArmedLayer)
+        for weight in layer.armed_weights()
     }
     for module_name, module in model.named_modules(remove_duplicate=False):
         for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):

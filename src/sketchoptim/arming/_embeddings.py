@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from .._torch_private import disable_dynamo, entries
 from ..deferred import DeferredGradient, Lookups
+from ..nn import EmbeddingBags
 from ._layers import ArmedLayer, is_trained, refuse_second_derivative
 from ._replicas import followed
 
@@ -146,6 +147,21 @@ class ArmedTable(ArmedLayer, nn.Embedding):
             return self.weight
         read: Tensor = _Rows.apply(followed(self.weight))  # type: ignore[no-untyped-call]
         return read
+
+
+class ArmedEmbeddingBags(ArmedLayer, EmbeddingBags):
+    """Tables whose gradients are deferred anyway; under DDP they are exchanged."""
+
+    armed_kind = EmbeddingBags
+
+    def armed_weights(self) -> list[nn.Parameter]:
+        """The tables."""
+        return self.table_parameters()
+
+    def read(self, table: str) -> Tensor:
+        """The rows of a table, as `forward` reads them."""
+        weight = super().read(table)
+        return followed(weight) if is_trained(weight) else weight
 
 
 class _Rows(torch.autograd.Function):

@@ -22,6 +22,10 @@ class ArmedLayer(nn.Module):
     bare: ClassVar[type[nn.Module]]
     """The class that a layer had before."""
 
+    def armed_weights(self) -> list[nn.Parameter]:
+        """The parameters whose gradients are deferred."""
+        return [self.get_parameter("weight")]
+
     def __setattr__(self, name: str, value: Any) -> None:
         _refuse_divided(name, value)
         super().__setattr__(name, value)

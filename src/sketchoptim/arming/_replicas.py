@@ -75,9 +75,10 @@ class _Replicas:
         self.group = ddp.process_group
         self.weights = list(
             dict.fromkeys(
-                layer.get_parameter("weight")
+                weight
                 for layer in ddp.module.modules()
                 if isinstance(layer, ArmedLayer)
+                for weight in layer.armed_weights()
             )
         )
         managed = set(ddp._module_parameters).intersection(self.weights)
