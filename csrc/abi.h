@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#define SKETCHOPTIM_ABI 14
+#define SKETCHOPTIM_ABI 15
 
 enum DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 enum Kind : int32_t { kNone = 0, kExact = 1, kRowWise = 2, kSketch = 3 };
@@ -52,7 +52,7 @@ struct Moment {
 // The gradient of lookups is grouped in any case: order has numbers of outputs, whose gradients lie
 // `stride` numbers apart, and each entry is multiplied by its factor and then by the scale.
 struct Gradient {
-  const void* values;  // [entries, dim] in the parameter's dtype
+  const void* values;  // [entries, dim]
   const int64_t* ids;
   const uint32_t* starts;
   const uint32_t* order;
@@ -64,6 +64,7 @@ struct Gradient {
   int64_t stride;
   float scale;
   int32_t is_of_lookups;
+  int32_t dtype;  // that of the parameter, or float32 in move_rows()
 };
 
 struct Step {
@@ -252,23 +253,6 @@ int32_t sketchoptim_inspect(const Step* step);
 // Moves the moments and the rows of the parameter.
 void sketchoptim_step(const Step* step);
 
-// A step along a dense gradient that comes in blocks of rows, in any order.
-
-// Whether it is possible: neither moment may be a sketch but a conservative one by row.
-int32_t sketchoptim_takes_blocks(const Step* step);
-
-// Fills the step in; call->entries are the rows of the largest block. Nothing changes. The caller
-// then gives row_values for such a block if the second moment is by row, and the workspace.
-void sketchoptim_prepare_blocks(const Call* call, int32_t threads);
-
-// Decays what decays as a whole.
-void sketchoptim_begin_blocks(const Call* call);
-
-// Moves the moments and the rows first_id to first_id + rows. `before` has the counters of a
-// conservative sketch as they are after sketchoptim_begin_blocks().
-void sketchoptim_move_block(const Step* step, void* before, const void* values, int64_t first_id,
-                            int64_t rows);
-
 // The four parts of a step of several parameters. The first three change no parameter and no moment.
 // Results are the same for every number of threads.
 
@@ -286,6 +270,21 @@ int64_t sketchoptim_check_values(const Calls* calls, void* memory);
 
 // Counts the steps, decays what decays as a whole, and moves moments and rows.
 void sketchoptim_run(const Calls* calls);
+
+// Whether rows of a dense gradient may come in blocks: that is, whether no moment is a sketch but for
+// a conservative one by row.
+int32_t sketchoptim_takes_rows(const Step* step);
+
+// A step along a dense gradient that comes in blocks of rows, in any order: begin_rows() once, which
+// decays what decays as a whole; move_rows() for each block; end_rows() once. The call has no values,
+// and the workspace, of sketchoptim_workspace() bytes, is in use all the while. Nothing is checked or
+// counted: that is done before.
+void sketchoptim_begin_rows(const Call* call, void* workspace);
+
+// The gradient of rows first_id, first_id + 1 and so on, in the parameter's dtype or float32.
+void sketchoptim_move_rows(Step* step, const void* values, int32_t dtype, int64_t first_id,
+                           int64_t rows, int32_t threads);
+void sketchoptim_end_rows(const Step* step);
 
 // Fills the output: sums or means of rows in float32, in the order of ids. Returns 0; or t + 1 where
 // table t has an id outside [0, rows), or -(t + 1) where its offsets do not ascend from its first id

@@ -8,29 +8,8 @@ constexpr int64_t kCacheLine = 64;
 // Rows that are hashed together, in SIMD registers, before any of their counters is touched.
 constexpr int64_t kBlockRows = 128;
 
-float load_one(const Moment& m, int64_t at) {
-  if (m.dtype == kFloat32) return static_cast<const float*>(m.data)[at];
-  const uint32_t bits = static_cast<uint32_t>(static_cast<const uint16_t*>(m.data)[at]) << 16;
-  float x;
-  std::memcpy(&x, &bits, sizeof(x));
-  return x;
-}
-
-// Stores a number that rounded_one() returned, which a bfloat16 holds exactly.
-void store_one(const Moment& m, int64_t at, float x) {
-  if (m.dtype == kFloat32) {
-    static_cast<float*>(m.data)[at] = x;
-    return;
-  }
-  uint32_t bits;
-  std::memcpy(&bits, &x, sizeof(bits));
-  static_cast<uint16_t*>(m.data)[at] = static_cast<uint16_t>(bits >> 16);
-}
-
-// A row's number as the counters hold it, rounded by the same bits in every hash row.
-float rounded_one(const Moment& m, float x, int64_t id) {
-  if (m.dtype == kFloat32) return x;
-  return rounded_to_bfloat16(x, noise_of_one(rounding_row_key(m.rounding_key, id), 0));
+float rounded_one_of(const Moment& m, float x, int64_t id) {
+  return m.dtype == kFloat32 ? x : rounded_one(m, x, rounding_row_key(m.rounding_key, id));
 }
 
 // The counters of some rows, one hash row after the other.
@@ -128,7 +107,6 @@ void move_item_wise(const Moment& m, const Squares& squares) {
         ids[i] = squares.hashed_id(std::min(r + i, squares.rows - 1));
       locate(m, ids, 1, places);
     }
-    const int64_t id = ids[place.lane];
     const float x = squares.values[r];
     float readings[kMaxDepth], least = 0.0f;
     for (int32_t j = 0; j < m.depth; ++j) {
@@ -139,7 +117,7 @@ void move_item_wise(const Moment& m, const Squares& squares) {
     squares.values[r] = least + moved;
     for (int32_t j = 0; j < m.depth; ++j) {
       const float reading = readings[j] + (m.form == kBucket ? delta(m, readings[j], x) : moved);
-      store_one(m, place.at(j), rounded_one(m, reading * m.inverse_scale, id));
+      store_one(m, place.at(j), rounded_one(m, reading * m.inverse_scale, place.rounding_row_key()));
       least = j == 0 ? reading : std::min(least, reading);
     }
     if (m.form == kBucket) squares.values[r] = least;
@@ -152,7 +130,7 @@ void add_by_row(const Moment& m, const Squares& squares, int32_t threads) {
   prefetch_counters(m, squares.rows);
   for_counters(m, squares, threads, [&](int64_t r, int64_t at) {
     const float share = squares.values[r] * m.weight * m.inverse_scale;
-    store_one(m, at, rounded_one(m, load_one(m, at) + share, squares.hashed_id(r)));
+    store_one(m, at, rounded_one_of(m, load_one(m, at) + share, squares.hashed_id(r)));
   });
 }
 
@@ -169,7 +147,7 @@ void write_by_row(const Moment& m, const Squares& squares, int32_t threads) {
   if (m.kind == kRowWise)
     return for_numbers(m, squares, threads, [&](int64_t r, float& x) { x = values[r]; });
   for_counters(m, squares, threads, [&](int64_t r, int64_t at) {
-    const float target = rounded_one(m, values[r] * m.inverse_scale, squares.hashed_id(r));
+    const float target = rounded_one_of(m, values[r] * m.inverse_scale, squares.hashed_id(r));
     // Written in both cases: a branch would often be predicted wrongly.
     const float old = load_one(m, at);
     store_one(m, at, target > old ? target : old);

@@ -3,6 +3,33 @@
 
 #include "moment.h"
 
+inline float load_one(const Moment& m, int64_t at) {
+  if (m.dtype == kFloat32) return static_cast<const float*>(m.data)[at];
+  const uint32_t bits = static_cast<uint32_t>(static_cast<const uint16_t*>(m.data)[at]) << 16;
+  float x;
+  std::memcpy(&x, &bits, sizeof(x));
+  return x;
+}
+
+// A row's number as the counters hold it, rounded by the same bits in every hash row.
+inline float rounded_one(const Moment& m, float x, uint32_t rounding_row_key) {
+  return m.dtype == kFloat32 ? x : rounded_to_bfloat16(x, noise_of_one(rounding_row_key, 0));
+}
+
+// The bfloat16 that a number is, if rounded_one() returned it.
+inline uint16_t upper_half(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof(bits));
+  return static_cast<uint16_t>(bits >> 16);
+}
+
+inline void store_one(const Moment& m, int64_t at, float x) {
+  if (m.dtype == kFloat32)
+    static_cast<float*>(m.data)[at] = x;
+  else
+    static_cast<uint16_t*>(m.data)[at] = upper_half(x);
+}
+
 // Some rows of a step: their ids, and for each the mean square of its gradient.
 struct Squares {
   const int64_t* ids;  // without them the ids ascend by one from first_id

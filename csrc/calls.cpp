@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "dense.h"
 #include "lanes.h"
 #include "moment.h"
 
@@ -81,6 +82,7 @@ void fill_in(const Call& call) {
   s.gradient.stride = call.lookups ? call.lookups->stride : s.dim;
   s.gradient.scale = call.lookups ? static_cast<float>(call.lookups->scale) : 1.0f;
   s.gradient.is_of_lookups = call.lookups != nullptr;
+  s.gradient.dtype = s.dtype;
   s.is_stochastic = call.rounding_key >= 0;
   s.rounding_key = static_cast<uint32_t>(call.rounding_key);
   s.row_values = nullptr;
@@ -171,7 +173,8 @@ void place(const Call& call, Memory& memory) {
     s.gradient.sums = memory.take<float>(s.shared * s.dim);
   // Mean squares by row become second moments. Those of a dense gradient with many rows are found
   // by the step, a few at a time.
-  if (is_by_row(s.second) && (call.ids || rows <= s.most_row_values))
+  const bool is_small = call.ids || rows <= s.most_row_values;
+  if (is_by_row(s.second) && is_small && !is_taken_row_by_row(s))
     s.row_values = memory.take<float>(std::max<int64_t>(1, rows));
   s.workspace = memory.take<char>(sketchoptim_workspace(&s));
 }
@@ -214,6 +217,11 @@ void begin(Moment& m, double decay, int64_t dim) {
   m.inverse_scale = static_cast<float>(1.0 / static_cast<double>(m.scale));
   if (!m.writes) return;
   m.rounding_key = static_cast<uint32_t>(splitmix64(static_cast<uint64_t>(++*m.writes)));
+}
+
+void begin_moments(const Call& call) {
+  begin(call.step->first, call.rule->first_decay, call.step->dim);
+  begin(call.step->second, call.rule->second_decay, call.step->dim);
 }
 
 }  // namespace
@@ -271,24 +279,20 @@ extern "C" int64_t sketchoptim_check_values(const Calls* calls, void* memory) {
   return refused;
 }
 
-extern "C" void sketchoptim_prepare_blocks(const Call* call, int32_t threads) {
-  fill_in(*call);
-  call->step->threads = threads;
-}
-
-extern "C" void sketchoptim_begin_blocks(const Call* call) {
-  begin(call->step->first, call->rule->first_decay, call->step->dim);
-  begin(call->step->second, call->rule->second_decay, call->step->dim);
-}
-
 extern "C" void sketchoptim_run(const Calls* calls) {
   for_calls(*calls, [](const Call& call, int32_t) {
     Step& s = *call.step;
     if (call.step->finding == kIsNotFinite) return;
     ++*s.step_count;
     if (s.n == 0 || s.dim == 0) return;
-    begin(s.first, call.rule->first_decay, s.dim);
-    begin(s.second, call.rule->second_decay, s.dim);
+    begin_moments(call);
     sketchoptim_step(&s);
   });
+}
+
+extern "C" void sketchoptim_begin_rows(const Call* call, void* workspace) {
+  fill_in(*call);
+  call->step->workspace = workspace;
+  begin_moments(*call);
+  unpack_counters(*call->step);
 }

@@ -1,6 +1,7 @@
 // Checks a gradient before a step along it changes anything.
 #include <cmath>
 
+#include "dense.h"
 #include "rows.h"
 #include "square_sum.h"
 
@@ -22,7 +23,7 @@ int32_t inspect_rows(const Step& s) {
       const float* x = g.sums && !is_alone(g, r)
                            ? gathered<P>(s, r, columns, g.sums + g.slots[r] * s.dim)
                            : gradient_of<P>(s, r, columns, buffer);
-      const float squares = square_sum(x, s.dim);
+      const float squares = square_sum(InMemory{x}, s.dim);
       // If the sum of squares is within the bound of one square, every number is within its own.
       if (!(squares <= s.largest_gradient * s.largest_gradient))
         mine += is_refused(x, s.dim, s.largest_gradient);
@@ -37,9 +38,70 @@ int32_t inspect_rows(const Step& s) {
   return refused == 0;
 }
 
+// The largest of the bits of numbers without their signs: they ascend as the numbers do, NaN above all.
+class Largest {
+ public:
+  INLINE void take(Lanes x) {
+    const WordLanes bits = bits_of(x) & 0x7fffffffu;
+    most_ = most_ > bits ? most_ : bits;
+  }
+
+  Lanes most() const { return lanes_of(most_); }
+
+  bool is_above(float bound) const {
+    bool is_any = false;
+    for (int64_t i = 0; i < kLanes; ++i) is_any |= most_[i] > bits_of(all(bound))[i];
+    return is_any;
+  }
+
+ private:
+  WordLanes most_{};
+};
+
+// Some numbers of a gradient that is as it was given, from several places at once.
+template <int32_t P>
+Largest largest_of(const void* values, Span numbers) {
+  constexpr int64_t kTogether = 4 * kLanes;
+  Largest largest[kStreams];
+  const int64_t stride = (numbers.end - numbers.begin) / kStreams / kTogether * kTogether;
+  for (int64_t at = numbers.begin; at < numbers.begin + stride; at += kTogether)
+    for (int64_t i = 0; i < kStreams; ++i)
+      for (int64_t c = 0; c < kTogether; c += kLanes)
+        largest[i].take(load(values, P, at + i * stride + c, kLanes));
+  for_columns(numbers.begin + kStreams * stride, numbers.end, [&](int64_t c, int64_t count) ALWAYS {
+    largest[0].take(load(values, P, c, count));
+  });
+  for (int64_t i = 1; i < kStreams; ++i) largest[0].take(largest[i].most());
+  return largest[0];
+}
+
+// Whether a dense gradient is refused whose mean squares the step finds itself.
+bool is_dense_refused(const Step& s) {
+  const int64_t parts = std::max(1, s.threads);
+  int32_t refused = 0;
+  with_dense_rows(s, [&](auto kind) {
+    using Columns = typename decltype(kind)::type;
+    for_parts(parts, [&](int64_t part) {
+      const Span rows = share(s.gradient.rows, part, parts);
+      Largest largest;
+      if (Columns::kIsPlain)
+        largest = largest_of<Columns::kValues>(s.gradient.values,
+                                              {rows.begin * s.dim, rows.end * s.dim});
+      for (int64_t r = rows.begin; !Columns::kIsPlain && r < rows.end; ++r) {
+        const Columns g(s, r);
+        for_columns(0, s.dim, [&](int64_t c, int64_t count) ALWAYS { largest.take(g(c, count)); });
+      }
+#pragma omp atomic
+      refused |= largest.is_above(s.largest_gradient);
+    });
+  });
+  return refused;
+}
+
 }  // namespace
 
 extern "C" int32_t sketchoptim_inspect(const Step* step) {
+  if (is_taken_row_by_row(*step)) return !is_dense_refused(*step);
   switch (step->dtype) {
     case kBFloat16: return inspect_rows<kBFloat16>(*step);
     case kFloat16: return inspect_rows<kFloat16>(*step);

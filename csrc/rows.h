@@ -62,6 +62,12 @@ INLINE int64_t id_of(const Step& s, int64_t r) {
 // The number that a row is hashed and rounded by: it keeps it wherever its table is divided.
 INLINE int64_t hashed_id_of(const Step& s, int64_t r) { return s.first_row + id_of(s, r); }
 
+INLINE void enter(const Step& s, int64_t r, Row& row) {
+  row.number = r;
+  row.at = id_of(s, r) * s.dim;
+  if (s.is_stochastic) row.rounding_row_key = rounding_row_key(s.rounding_key, hashed_id_of(s, r));
+}
+
 INLINE int64_t first_entry(const Gradient& g, int64_t r) {
   return g.starts ? g.order[g.starts[r]] : r;
 }

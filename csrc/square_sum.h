@@ -17,23 +17,35 @@ INLINE Half folded(const Whole& x) {
   return halves[0] + halves[1];
 }
 
-INLINE float square_sum(const float* g, int64_t dim) {
+// A row in a buffer, column by column.
+struct InMemory {
+  const float* numbers;
+  INLINE Lanes operator()(int64_t column, int64_t count) const {
+    return load(numbers, kFloat32, column, count);
+  }
+};
+
+// Of a row whose columns are g(column, count).
+template <typename Columns>
+INLINE float square_sum(const Columns& g, int64_t dim) {
   constexpr int64_t kSums = kPartialSums / kLanes, kQuarter = kSums / 4;
   Lanes sums[kSums];
   for (int64_t i = 0; i < kSums; ++i) sums[i] = Lanes{};
-  auto take = [&](const float* numbers) ALWAYS {
+  auto take = [&](const auto& columns, int64_t c) ALWAYS {
     for (int64_t i = 0; i < kSums; ++i) {
-      const Lanes x = load(numbers, kFloat32, i * kLanes, kLanes);
+      const Lanes x = columns(c + i * kLanes, kLanes);
       sums[i] += x * x;
     }
   };
   int64_t c = 0;
-  for (; c + kPartialSums <= dim; c += kPartialSums) take(g + c);
+  for (; c + kPartialSums <= dim; c += kPartialSums) take(g, c);
   if (c < dim) {  // padded by zeros, so that the sums stay in registers
     float rest[kPartialSums];
     for (int64_t i = 0; i < kPartialSums; ++i) rest[i] = 0.0f;
-    std::memcpy(rest, g + c, (dim - c) * sizeof(float));
-    take(rest);
+    for_columns(c, dim, [&](int64_t at, int64_t count) ALWAYS {
+      store(rest, kFloat32, at - c, count, g(at, count));
+    });
+    take(InMemory{rest}, 0);
   }
   Lanes sixteen[kQuarter];
   for (int64_t i = 0; i < kQuarter; ++i)

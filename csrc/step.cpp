@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "by_row.h"
+#include "dense.h"
 #include "rows.h"
 #include "sweep.h"
 
@@ -137,6 +138,7 @@ extern "C" void sketchoptim_noise(uint32_t key, const int64_t* ids, int64_t coun
 }
 
 extern "C" int64_t sketchoptim_workspace(const Step* step) {
+  if (is_taken_row_by_row(*step)) return workspace_row_by_row(*step);
   Workspace needed(nullptr);
   needed.take_buffers(*step);
   if (is_in_pieces(*step)) {
@@ -146,23 +148,12 @@ extern "C" int64_t sketchoptim_workspace(const Step* step) {
   return needed.bytes;
 }
 
-extern "C" int32_t sketchoptim_takes_blocks(const Step* step) {
-  return step->first.kind != kSketch &&
-         (step->second.kind != kSketch || is_conservative(step->second));
-}
-
-extern "C" void sketchoptim_move_block(const Step* step, void* before, const void* values,
-                                       int64_t first_id, int64_t rows) {
-  Step block = *step;
-  block.gradient.values = values;
-  block.gradient.first_id = first_id;
-  block.gradient.rows = rows;
-  Moment second_before = block.second;
-  if (before) second_before.data = before;
-  update(inspected(block), second_before);
-}
-
 extern "C" void sketchoptim_step(const Step* step) {
+  if (is_taken_row_by_row(*step)) {
+    unpack_counters(*step);
+    move_rows(*step);
+    return pack_counters(*step);
+  }
   if (is_in_pieces(*step)) return step_in_pieces(*step);
   const Step s = inspected(*step);
   if (has_linear(s)) add(s);

@@ -1,12 +1,11 @@
 // The sweeps of a step over its rows: the loops over columns, compiled for each kind of moment.
 #include "sweep.h"
 
-#include <cmath>
 #include <type_traits>
 
 #include "by_row.h"
-#include "rows.h"
 #include "square_sum.h"
+#include "update.h"
 
 namespace {
 
@@ -20,12 +19,6 @@ constexpr bool kHasCommonLoops = true;
 
 // A row is read and written; its entries are read if their sum was not kept.
 RowWork work_of(const Step& s) { return {s.gradient.sums ? 0 : 1, 2}; }
-
-INLINE void enter(const Step& s, int64_t r, Row& row) {
-  row.number = r;
-  row.at = id_of(s, r) * s.dim;
-  if (s.is_stochastic) row.rounding_row_key = rounding_row_key(s.rounding_key, hashed_id_of(s, r));
-}
 
 // Finds rows in ascending order, in sketches by element too, sixteen at a time. The row before a
 // block of sixteen is still in use when the block is found, so there are two of them.
@@ -113,75 +106,6 @@ void add_rows(const Step& s) {
   });
 }
 
-// Keeps a NaN, as torch.clamp does: if a comparison is false, the first number is taken.
-INLINE Lanes clipped(Lanes x, float clip) { return larger(smaller(x, all(clip)), all(-clip)); }
-
-// The last part of a step: clips the direction and moves the row.
-template <int32_t P>
-struct Applied {
-  void* const rows;
-  const int32_t dtype;
-  const float shrink, step_size, clip;
-  const bool has_clip, is_stochastic;
-
-  explicit Applied(const Step& s)
-      : rows(s.parameter), dtype(s.dtype), shrink(s.shrink), step_size(s.step_size), clip(s.clip),
-        has_clip(s.has_clip && !s.is_ratio), is_stochastic(s.is_stochastic) {}
-
-  INLINE void prefetch_next(int64_t at) const { prefetch_one(rows, known_dtype<P>(dtype), at); }
-
-  INLINE void operator()(const Row& row, int64_t column, int64_t count, Lanes direction) const {
-    const int32_t stored = known_dtype<P>(dtype);
-    const int64_t at = row.at + column;
-    if (has_clip) direction = clipped(direction, clip);
-    const Lanes moved = load(rows, stored, at, count) * shrink - direction * step_size;
-    if (stored == kFloat32 || !is_stochastic) return store(rows, stored, at, count, moved);
-    const WordLanes bits = noise(row.rounding_row_key, column);
-    store_half(rows, at, count, to_half_by_chance(stored, moved, bits));
-  }
-};
-
-// One row of the sweep in which rows move: its gradient g, divided by the root of its second moment
-// where that is one number for the row.
-template <int32_t P, typename First, typename Second>
-struct Update {
-  const Step& s;
-  const Span columns;
-  const Applied<P> apply;
-  const float eps, second_root, nesterov;
-  const bool has_nesterov;
-
-  Update(const Step& step, Span part)
-      : s(step), columns(part), apply(s), eps(s.eps), second_root(s.second_root),
-        nesterov(s.nesterov), has_nesterov(First::kIsKept && s.has_nesterov) {}
-
-  INLINE float inverse_root(float second) const {
-    return 1.0f / (std::sqrt(second) / second_root + eps);
-  }
-
-  INLINE void operator()(const Row& row, const Row* next, const float* g, float inverse) const {
-    const First first(s.first, row.first, row.at);
-    const Second second(s.second, row.second, row.at);
-    for_columns(columns.begin, columns.end, [&](int64_t c, int64_t count) ALWAYS {
-      if (next) {
-        first.prefetch_next(next->first, next->at, c);
-        second.prefetch_next(next->second, next->at, c);
-        apply.prefetch_next(next->at + c);
-      }
-      const Lanes x = load(g, kFloat32, c, count);
-      Lanes direction = first.move(c, count, x);
-      if (has_nesterov) direction = x + direction * nesterov;
-      if (Second::kIsKept) {
-        const Lanes size = root(second.move(c, count, x * x));
-        direction /= (second_root == 1.0f ? size : size / second_root) + eps;
-      } else {
-        direction *= inverse;
-      }
-      apply(row, c, count, direction);
-    });
-  }
-};
-
 // The sweep with sketches by element; a moment by row has left its estimates in row_values.
 template <int32_t P, typename First, typename Second>
 void update_ordered_rows(const Step& s) {
@@ -191,7 +115,7 @@ void update_ordered_rows(const Step& s) {
     const Update<P, First, Second> update(s, columns);
     for_ordered_rows(s, rows, [&](const Row& row, const Row& next) ALWAYS {
       const float* g = gradient_of<P>(s, row.number, columns, buffer);
-      update(row, &next, g,
+      update(row, &next, InMemory{g},
              has_row_values ? update.inverse_root(s.row_values[row.number]) : 1.0f);
     });
   });
@@ -199,7 +123,7 @@ void update_ordered_rows(const Step& s) {
 
 // Inlined into every sweep it would make the library 5 % larger.
 __attribute__((noinline)) float mean_square(const float* g, int64_t dim) {
-  return square_sum(g, dim) / static_cast<float>(dim);
+  return square_sum(InMemory{g}, dim) / static_cast<float>(dim);
 }
 
 // The sweep without; rows that were not inspected have in row_values what moved_by_row() takes.
@@ -219,7 +143,7 @@ void update_free_rows(const Step& s) {
       inverses[i] = has_row_values ? update.inverse_root(s.row_values[r]) : 1.0f;
     };
     for_free_rows(s, rows, columns, finds_squares, look, [&](const Row& row, int64_t i) ALWAYS {
-      update(row, nullptr, gradients[i], inverses[i]);
+      update(row, nullptr, InMemory{gradients[i]}, inverses[i]);
     });
   });
 }

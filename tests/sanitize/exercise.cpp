@@ -13,7 +13,7 @@
 #include <random>
 #include <vector>
 
-#include "../../csrc/abi.h"
+#include "../../csrc/dense.h"
 
 namespace {
 
@@ -54,8 +54,6 @@ class Bytes {
   int64_t size_;
   std::unique_ptr<char[]> data_;
 };
-
-int64_t bytes_of(int32_t dtype) { return dtype == kFloat32 ? 4 : 2; }
 
 // Numbers of both signs and many sizes, zeros among them; as bits of a half they are ones too.
 void fill(const Bytes& bytes, int32_t dtype, int64_t count, bool is_positive) {
@@ -244,7 +242,7 @@ Work random_work() {
   const int64_t dim = one_of<int64_t>({1, 2, 15, 16, 17, 33, 64, 70, 130});
   Step& s = work.step;
   s.dim = dim;
-  s.dtype = one_of<int32_t>({kFloat32, kBFloat16, kFloat16});
+  s.dtype = s.gradient.dtype = one_of<int32_t>({kFloat32, kBFloat16, kFloat16});
   replace(work.parameter, n * dim * bytes_of(s.dtype));
   fill(work.parameter, s.dtype, n * dim, false);
   if (chance(8)) {
@@ -384,10 +382,31 @@ void check_logits() {
   REQUIRE(numbers == other_numbers);
 }
 
+bool are_same(const Work& a, const Work& b) {
+  return a.parameter == b.parameter && a.first.data == b.first.data &&
+         a.second.data == b.second.data;
+}
+
+// Takes a dense gradient in blocks of rows, the last one first.
+void step_in_blocks(Work& work) {
+  const int64_t n = work.step.gradient.rows, block = 1 + below(n);
+  work.pointed();
+  unpack_counters(work.step);
+  for (int64_t begin = (n - 1) / block * block; begin >= 0; begin -= block) {
+    const int64_t rows = std::min(block, n - begin), size = bytes_of(work.step.dtype);
+    Bytes values(rows * work.step.dim * size);
+    std::memcpy(values.as<char>(), work.values.as<char>() + begin * work.step.dim * size,
+                rows * work.step.dim * size);
+    sketchoptim_move_rows(&work.step, values.as<void>(), work.step.dtype, begin, rows,
+                          one_of<int32_t>({1, 2, 3}));
+  }
+  sketchoptim_end_rows(&work.step);
+}
+
 void check_step() {
   Work by_one = random_work();
   check_that_a_nan_is_found(by_one);
-  Work by_many = by_one;
+  Work by_many = by_one, before = by_one;
   by_one.step.threads = 1;
   by_many.step.threads = one_of<int32_t>({2, 3, 4});
   for (Work* work : {&by_one, &by_many}) {
@@ -398,10 +417,11 @@ void check_step() {
       work->step.gradient.sums = nullptr;
     sketchoptim_step(work->pointed());
   }
-  REQUIRE(by_one.parameter == by_many.parameter);
-  REQUIRE(by_one.first.data == by_many.first.data);
-  REQUIRE(by_one.second.data == by_many.second.data);
+  REQUIRE(are_same(by_one, by_many));
   REQUIRE(by_one.row_values == by_many.row_values);
+  if (before.step.gradient.ids || !sketchoptim_takes_rows(before.pointed())) return;
+  step_in_blocks(before);
+  REQUIRE(are_same(by_one, before));
 }
 
 }  // namespace

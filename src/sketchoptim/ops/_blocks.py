@@ -4,7 +4,6 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from ..deferred import DeferredGradient
@@ -13,6 +12,8 @@ from ._rule import FusedRule, kernel_numbers
 
 if TYPE_CHECKING:
     from .cpu import CpuKernels
+
+_FLOAT32 = 0  # as csrc/abi.h has it
 
 
 class BlockStep:
@@ -45,34 +46,22 @@ class BlockStep:
         kernels, library, step = self.kernels, self.kernels.library, self.kernels.call
         blocks = self.gradient.chunks()
         first = next(blocks)  # its memory is allocated before anything changes, and used by all
-        rows = first.ids.numel()
         numbers = kernel_numbers(self.rule)
-        call = _native.Call(
-            kernels.address, numbers.buffer_info()[0], 0, 0, 0, rows, False, self.key
-        )
+        rule = numbers.buffer_info()[0]
+        call = _native.Call(kernels.address, rule, 0, 0, 0, kernels.rows, False, self.key)
         is_large = first.gradient.numel() >= _native.ELEMENTS_FOR_THREADS
         threads = torch.get_num_threads() if is_large else 1
-        library.sketchoptim_prepare_blocks(call, threads)
-        row_values = torch.empty(rows, dtype=torch.float32, device="cpu")
-        step.row_values = row_values.data_ptr() if step.second.is_by_row else None
+        step.gradient.ids = None  # of an earlier step
         size = library.sketchoptim_workspace(step)
         workspace = torch.empty(size, dtype=torch.uint8, device="cpu")
-        step.workspace = workspace.data_ptr()
-        before: Tensor | None = None
-        if kernels.counters is not None:
-            before = torch.empty_like(kernels.counters)
-        library.sketchoptim_begin_blocks(call)
-        if before is not None and kernels.counters is not None:
-            before.copy_(kernels.counters)
+        library.sketchoptim_begin_rows(call, workspace.data_ptr())
         for chunk in chain([first], blocks):
-            values = chunk.gradient.to(kernels.dtype)
+            values = chunk.gradient.contiguous()
             assert isinstance(chunk.at, slice)  # all rows move
-            library.sketchoptim_move_block(
-                step,
-                None if before is None else before.data_ptr(),
-                values.data_ptr(),
-                chunk.at.start,
-                values.shape[0],
+            assert values.dtype == torch.float32
+            library.sketchoptim_move_rows(
+                step, values.data_ptr(), _FLOAT32, chunk.at.start, values.shape[0], threads
             )
+        library.sketchoptim_end_rows(step)
         # Autograd sees writes by torch only, and must refuse graphs of the weights as they were.
         increment_version(kernels.parameter)

@@ -10,7 +10,7 @@ import torch
 
 from .._warning import warn
 
-_ABI = 14
+_ABI = 15
 # Below this many elements, threads cost more than they save.
 ELEMENTS_FOR_THREADS = 1 << 15
 # From torch's name of what the machine can do to our name of what a library was built for.
@@ -54,6 +54,7 @@ class Gradient(ctypes.Structure):
         ("stride", c_int64),
         ("scale", c_float),
         ("is_of_lookups", c_int32),
+        ("dtype", c_int32),
     ]
 
 
@@ -224,16 +225,17 @@ def load(name: str) -> ctypes.CDLL:
     for name in ("check_ids", "group_ids", "check_values"):
         getattr(library, f"sketchoptim_{name}").restype = c_int64
     library.sketchoptim_run.restype = None
-    library.sketchoptim_takes_blocks.argtypes = [POINTER(Step)]
-    library.sketchoptim_takes_blocks.restype = c_int32
-    library.sketchoptim_prepare_blocks.argtypes = [POINTER(Call), c_int32]
-    library.sketchoptim_prepare_blocks.restype = None
-    library.sketchoptim_begin_blocks.argtypes = [POINTER(Call)]
-    library.sketchoptim_begin_blocks.restype = None
-    library.sketchoptim_move_block.argtypes = [POINTER(Step), pointer, pointer, c_int64, c_int64]
-    library.sketchoptim_move_block.restype = None
-    library.sketchoptim_workspace.argtypes = [POINTER(Step)]
+    step = POINTER(Step)
+    library.sketchoptim_workspace.argtypes = [step]
     library.sketchoptim_workspace.restype = c_int64
+    library.sketchoptim_takes_rows.argtypes = [step]
+    library.sketchoptim_takes_rows.restype = c_int32
+    library.sketchoptim_begin_rows.argtypes = [POINTER(Call), pointer]
+    library.sketchoptim_begin_rows.restype = None
+    library.sketchoptim_move_rows.argtypes = [step, pointer, c_int32, c_int64, c_int64, c_int32]
+    library.sketchoptim_move_rows.restype = None
+    library.sketchoptim_end_rows.argtypes = [step]
+    library.sketchoptim_end_rows.restype = None
     library.sketchoptim_group.argtypes = [pointer, c_int64, pointer, POINTER(Gradient)]
     library.sketchoptim_group.restype = c_int64
     library.sketchoptim_hash.argtypes = [
@@ -251,8 +253,6 @@ def load(name: str) -> ctypes.CDLL:
     library.sketchoptim_pool_bags.restype = c_int64
     library.sketchoptim_top_classes.argtypes = [POINTER(TopClasses)]
     library.sketchoptim_top_classes.restype = c_int32
-    library.sketchoptim_workspace.argtypes = [POINTER(Step)]
-    library.sketchoptim_workspace.restype = c_int64
     return library
 
 

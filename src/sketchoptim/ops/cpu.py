@@ -116,9 +116,8 @@ class CpuKernels:
         for moment, call in zip(moments, (self.call.first, self.call.second), strict=True):
             if moment is not None:
                 _describe(moment, parameter, call)
-        self.takes_blocks = bool(library.sketchoptim_takes_blocks(self.call))
+        self.takes_blocks = bool(library.sketchoptim_takes_rows(self.call))
         self.reference = Reference(parameter, moments, first_row=first_row)
-        self.counters = _conservative_counters(moments)
         self.step_count = step_count
         self.rule = FusedRule(0.0)
         self.words: tuple[int, ...] = ()
@@ -257,14 +256,6 @@ def _single_lookups(parameter: Tensor, gradient: DeferredGradient) -> Lookups | 
     if len(terms) == 1 and scale == 1.0 and isinstance(part, Lookups) and part.padding_idx is None:
         return part
     return joined_lookups(parameter, terms)
-
-
-def _conservative_counters(moments: Moments) -> Tensor | None:
-    """The counters that all rows read as they were before a step."""
-    view = None if moments.second is None else moments.second.kernel_view()
-    if isinstance(view, SketchView) and view.form == "conservative":
-        return view.sketch.counters
-    return None
 
 
 def _describe(moment: Moment, parameter: Tensor, call: _native.Moment) -> None:
