@@ -51,7 +51,7 @@ OPTIM = (
     {"base"},
     {"_adagrad", "_adam", "_rmsprop", "_sgd"},
     {"_catalogue"},
-    {"_convert"},
+    {"_convert", "_replace"},
     {"__init__"},
 )
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}

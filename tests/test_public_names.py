@@ -15,14 +15,14 @@ NAMES = [
     "TopSingular", "clip_grad_norm_", "defer_gradients", "diagnose", "doctor",
     "enable_sparse_clipping", "find_tables", "from_torch", "materialize_gradients",
     "memory_report", "nn",
-    "param_groups", "plan", "save_checkpoint", "to_torch",
+    "param_groups", "plan", "replace_parameters", "save_checkpoint", "to_torch",
 ]  # fmt: skip
 
 # What an optimizer of one's own is written with.
 BUILDING_BLOCKS = ["Average", "FusedRule", "Optimizer", "Rule"]
 
 OPTIMIZER_NAMES = ["Adam", "AdamW", "RMSprop", "Adagrad", "SGD"]
-FUNCTIONS = ["OPTIMIZERS", "clip_grad_norm_", "from_torch", "to_torch"]
+FUNCTIONS = ["OPTIMIZERS", "clip_grad_norm_", "from_torch", "replace_parameters", "to_torch"]
 
 
 def found(path: str) -> Any:

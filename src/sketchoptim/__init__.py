@@ -15,7 +15,17 @@ from ._sparse_norm import enable_sparse_clipping
 from .arming import defer_gradients, materialize_gradients
 from .deferred import DeferredGradient
 from .diagnostics import diagnose, doctor, memory_report
-from .optim import SGD, Adagrad, Adam, AdamW, RMSprop, clip_grad_norm_, from_torch, to_torch
+from .optim import (
+    SGD,
+    Adagrad,
+    Adam,
+    AdamW,
+    RMSprop,
+    clip_grad_norm_,
+    from_torch,
+    replace_parameters,
+    to_torch,
+)
 from .planning import plan
 from .storage import Exact, Memory, Quantized, RankOne, RowWise, Sketched, TopSingular
 
@@ -49,6 +59,7 @@ __all__ = [
     "nn",
     "param_groups",
     "plan",
+    "replace_parameters",
     "save_checkpoint",
     "to_torch",
 ]

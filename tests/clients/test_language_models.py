@@ -67,6 +67,31 @@ TABLES = {
 }
 
 
+@pytest.mark.parametrize("build", TABLES, ids=lambda build: build.__name__)
+def test_a_vocabulary_grows_in_training(build):
+    """The tables that transformers replaces are those that the optimizer gets, tied or not."""
+    torch.manual_seed(0)
+    model = build()
+    optimizer = so.AdamW(model, lr=0.1)
+
+    def step(words: int) -> float:
+        ids = torch.randint(words, (4, LENGTH))
+        loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.item()
+
+    first = step(VOCABULARY)
+    model.resize_token_embeddings(VOCABULARY + 100)
+    replaced = so.replace_parameters(optimizer, model)
+    assert {name for name in replaced if "bias" not in name} == set(TABLES[build])
+    members = [it for group in optimizer.param_groups for it in group["params"]]
+    assert set(members) == set(model.parameters())
+    assert step(VOCABULARY + 100) < 2 * first
+    assert {int(state["step"]) for state in optimizer.state.values()} == {2}
+
+
 @pytest.fixture(params=TABLES, ids=lambda build: build.__name__)
 def build(request):
     return request.param

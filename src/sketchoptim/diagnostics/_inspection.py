@@ -1,5 +1,6 @@
 """The contents of a checkpoint: parameters, moments, bytes, and the sketches' own error."""
 
+import dataclasses
 import pickle
 import struct
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ import torch
 
 from .. import moments
 from .._formatting import text_table
-from .._validation import check_count, check_flag, check_keys, check_tensor
+from .._validation import check_count, check_flag, check_int, check_keys, check_tensor
 from ..moments import Moment, Name, SketchError, Table, estimate_error, occupied_share
 from ..optim._state import check_digest, parts_of
 from ..storage import PRESETS, Memory
@@ -186,13 +187,18 @@ def _moments_of(
     is_compressed = check_flag(f"is_compressed of {parameter}", state["is_compressed"])
     shape = _checked_shape(parameter, state)
     check_digest(parameter, state)
+    # The parameter's dtype is not in a checkpoint, and parts in that dtype may have any.
+    table = Table(shape, torch.float32, torch.device("cpu"), parameter)
+    if "sized_for" in state:
+        sized_for = check_int(f"sized_for of {parameter}", state["sized_for"], least=1)
+        table = dataclasses.replace(table, sized_for=sized_for)
     kept = memory if is_compressed else PRESETS["exact"]
     names: tuple[Name, ...] = ("first", "second")
     for name in names:
         tensors = parts_of(state, name)
         if not tensors:
             continue
-        moment = _checked_moment(parameter, name, kept, shape, tensors)
+        moment = _checked_moment(parameter, name, kept, table, tensors)
         details: dict[str, Any] = {}
         rows = shape[0] if shape else 1
         if moment.sketch is not None and rows:
@@ -214,7 +220,7 @@ def _moments_of(
 
 
 def _checked_moment(
-    parameter: str, name: Name, memory: Memory, shape: torch.Size, tensors: dict[str, Any]
+    parameter: str, name: Name, memory: Memory, table: Table, tensors: dict[str, Any]
 ) -> Moment:
     """The moment over saved tensors, where they are what the memory says."""
     storage = getattr(memory, name)
@@ -222,8 +228,6 @@ def _checked_moment(
         raise ValueError(
             f"{parameter} must have no {name} moment, as its group says, but has {sorted(tensors)}"
         )
-    # The parameter's dtype is not in a checkpoint, and parts in that dtype may have any.
-    table = Table(shape, torch.float32, torch.device("cpu"), parameter)
     mismatch = moments.state_mismatch(storage, name, table, tensors, is_live=False)
     if mismatch is not None:
         raise ValueError(
@@ -233,4 +237,4 @@ def _checked_moment(
     damage = moments.state_damage(storage, name, table, tensors)
     if damage is not None:
         raise ValueError(f"the {name} moment of {parameter} is damaged: {damage}")
-    return moments.open_moment(storage.for_rows(table.rows), name, tensors)
+    return moments.open_moment(storage.for_rows(table.first_rows), name, tensors)

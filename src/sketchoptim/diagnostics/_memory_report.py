@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from .. import moments
 from .._formatting import text_table
@@ -27,18 +27,24 @@ class ParameterMemory:
     """By moment: "first", "second"; a dropped moment takes nothing."""
     exact_bytes: int
     """What the algorithm's moments would take in the parameter's shape and dtype; 0 if frozen."""
-    gradient_bytes: int = field(default=0, kw_only=True)
-    """What its gradient takes now; 0 without one."""
-    is_deferred: bool = field(default=False, kw_only=True)
-    """Whether its gradient is deferred."""
-    is_by_shape: bool = field(default=False, kw_only=True)
-    """Whether `compress="tables"` compresses it, because it is shaped like a table."""
-    is_assumed: bool = field(default=False, kw_only=True)
-    """Whether it has neither state nor a gradient, so that sparse gradients are assumed."""
 
     @property
     def state_bytes(self) -> int:
         return sum(self.moment_bytes.values())
+
+
+@dataclass(frozen=True)
+class LiveParameterMemory(ParameterMemory):
+    """The same of an optimizer's parameter, with what its gradient takes and decides."""
+
+    gradient_bytes: int
+    """What its gradient takes now; 0 without one."""
+    is_deferred: bool
+    """Whether its gradient is deferred."""
+    is_by_shape: bool
+    """Whether `compress="tables"` compresses it, because it is shaped like a table."""
+    is_assumed: bool
+    """Whether it has neither state nor a gradient, so that sparse gradients are assumed."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,17 @@ class MemoryReport:
             lines.append((parameter.name, shape, *(f"{n:,}" for n in sizes), f"{share:.3%}"))
         totals = (f"{self.state_bytes:,}", f"{self.exact_bytes:,}", f"{self.ratio:.3%}")
         lines.append(("total", "", "", "", *totals))
-        return "\n".join([text_table(lines, left=2), *self._notes()])
+        return text_table(lines, left=2)
+
+
+@dataclass(frozen=True)
+class LiveMemoryReport(MemoryReport):
+    """The report of an optimizer, with notes about gradients."""
+
+    parameters: tuple[LiveParameterMemory, ...]
+
+    def __str__(self) -> str:
+        return "\n".join([super().__str__(), *self._notes()])
 
     def _notes(self) -> Iterator[str]:
         deferred = [it for it in self.parameters if it.is_deferred]
@@ -90,7 +106,7 @@ class MemoryReport:
             yield f"sparse gradients assumed, dense ones make exact state: {', '.join(assumed)}"
 
 
-def memory_report(optimizer: Optimizer | Iterable[Optimizer]) -> MemoryReport:
+def memory_report(optimizer: Optimizer | Iterable[Optimizer]) -> LiveMemoryReport:
     """The bytes that the state of an optimizer takes, or of several, by parameter and moment.
 
     For a parameter without state, the bytes are those that its first step will make, also on the
@@ -102,12 +118,13 @@ def memory_report(optimizer: Optimizer | Iterable[Optimizer]) -> MemoryReport:
     for one in several:
         if not isinstance(one, Optimizer):
             raise TypeError(f"optimizer must be one of sketchoptim's, got {type(one).__name__}")
-    return MemoryReport(tuple(found for one in several for found in _parameters(one)))
+    return LiveMemoryReport(tuple(found for one in several for found in _parameters(one)))
 
 
-def _parameters(optimizer: Optimizer) -> Iterator[ParameterMemory]:
+def _parameters(optimizer: Optimizer) -> Iterator[LiveParameterMemory]:
     for key, parameter, group in keyed_parameters(optimizer):
-        state, table = optimizer.state.get(parameter, {}), table_of(parameter, key)
+        state = optimizer.state.get(parameter, {})
+        table = table_of(parameter, key, state)
         is_trained = bool(state) or parameter.requires_grad
         is_table = is_shaped_like_table(table.shape) and not group["memory"].is_exact
         is_by_shape = is_table and group.get("compress") == "tables"
@@ -121,7 +138,7 @@ def _parameters(optimizer: Optimizer) -> Iterator[ParameterMemory]:
             memory = group["memory"] if is_assumed else optimizer.memory_in_force(parameter, group)
             moment_bytes |= _bytes(optimizer, group, memory, table)
         exact = _bytes(optimizer, group, PRESETS["exact"], table) if is_trained else {}
-        yield ParameterMemory(
+        yield LiveParameterMemory(
             name=key if isinstance(key, str) else f"parameter {key}",
             shape=tuple(parameter.shape),
             parameter_bytes=local(parameter).nbytes,

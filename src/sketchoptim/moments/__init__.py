@@ -54,6 +54,7 @@ __all__ = [
     "drive_",
     "empty",
     "estimate_error",
+    "grow",
     "load_limit",
     "occupied_share",
     "open_moment",
@@ -64,7 +65,7 @@ __all__ = [
 
 def declare(storage: Storage, name: Name, table: Table, fill: float = 0.0) -> tuple[Part, ...]:
     """The parts of a moment in this storage whose every estimate starts as `fill`."""
-    kept = storage.for_rows(table.rows)
+    kept = storage.for_rows(table.first_rows)
     return _class_of(kept).declare(kept, name, table, fill)
 
 
@@ -72,6 +73,24 @@ def create(storage: Storage, name: Name, table: Table, fill: float = 0.0) -> Par
     """The tensors of a fresh moment, by the name of their part."""
     parts = declare(storage, name, table, fill)
     return {part.name: _fresh(part, table) for part in parts}
+
+
+def grow(
+    storage: Storage, name: Name, table: Table, tensors: Parts, *, added: range, fill: float
+) -> Parts:
+    """Copies of the tensors of a moment for a table that has got more rows.
+
+    Sketches keep their counters; everywhere else, added rows are those of a fresh moment.
+    """
+    grown: Parts = {}
+    for part in declare(storage, name, table, fill):
+        old = tensors[part.name]
+        grown[part.name] = old.clone()
+        if part.by != "bucket" and tuple(old.shape) != part.shape:
+            grown[part.name] = _fresh(part, table)
+            grown[part.name][: len(old)] = old
+    open_moment(storage.for_rows(table.first_rows), name, grown).start_rows_(added, fill)
+    return grown
 
 
 def empty(part: Part, shape: torch.Size, table: Table) -> Tensor:
@@ -148,7 +167,7 @@ def copy_saved(storage: Storage, name: Name, table: Table, saved: Parts) -> Part
 def _matching_parts(
     storage: Storage, name: Name, table: Table, tensors: dict[str, Any]
 ) -> tuple[Part, ...] | None:
-    storage = storage.for_rows(table.rows)
+    storage = storage.for_rows(table.first_rows)
     fill = 0.0 if _class_of(storage).starts_from_zero(tensors) else 1.0
     parts = declare(storage, name, table, fill)
     return parts if {part.name for part in parts} == tensors.keys() else None

@@ -85,6 +85,9 @@ class ColumnsMoment(Moment):
         factors = torch.where(mean > 0, columns / mean.clamp_min(torch.finfo(mean.dtype).tiny), 1.0)
         return factors[0].clamp_min(LEAST_FACTOR).to(torch.float32).to(dtype)
 
+    def start_rows_(self, added: range, fill: float) -> None:
+        self.inner.start_rows_(added, fill)
+
     def begin_(self, average: Average, touched: int) -> None:
         super().begin_(average, touched)
         self.inner.begin_(average, touched)

@@ -51,10 +51,17 @@ class Table:
     """The parameter's name, else its number in its optimizer: the hash is seeded from it."""
     held: range | None = None
     """The rows that this process holds, where they are divided among processes; None: all."""
+    sized_for: int | None = None
+    """The rows that it had when its state was made, if it has grown since."""
 
     @property
     def rows(self) -> int:
         return self.shape[0] if self.shape else 1
+
+    @property
+    def first_rows(self) -> int:
+        """The rows by which its storage is chosen and its sketches are sized."""
+        return self.rows if self.sized_for is None else self.sized_for
 
     @property
     def dim(self) -> int:
@@ -283,6 +290,12 @@ class Moment:
 
     def take_added_(self) -> None:
         """Takes in what the processes have added together."""
+
+    def start_rows_(self, added: range, fill: float) -> None:
+        """Makes every estimate of rows that were added to a table `fill`, if they share no sketch.
+
+        Their numbers in parts by row are those of a fresh moment already.
+        """
 
     def load_(self, rows: Rows, *, start: float) -> None:
         """Takes in a whole exact moment, while still as it was created, filled with `start`."""

@@ -105,7 +105,7 @@ class QuantizedMoment(Moment, storage=Quantized):
     def declare(cls, storage: Quantized, name: Name, table: Table, fill: float) -> tuple[Part, ...]:
         least = 0.0 if name == "second" else -math.inf
         shape = tuple(table.shape)
-        if table.shape.numel() < _FEWEST_ELEMENTS or len(table.shape) < 2:
+        if table.first_rows * table.dim < _FEWEST_ELEMENTS or len(table.shape) < 2:
             return (Part("uncoded", shape, by="row", initial=fill, least=least),)
         blocks = _Blocks.of(table.dim, storage.block)
         scales = (math.ceil(table.rows / blocks.rows), blocks.columns)
@@ -142,6 +142,15 @@ class QuantizedMoment(Moment, storage=Quantized):
             self.stored.index_copy_(0, ids, new.to(self.stored.dtype))
             return new
         return torch.cat([self._update_some_(*part) for part in self._parts(ids, values)])
+
+    def start_rows_(self, added: range, fill: float) -> None:
+        size = self.blocks.rows
+        if self.is_small or not added or added.start % size == 0:
+            return
+        # Rows that share a block with old ones: their fresh codes stand for its scale.
+        scale = self.tensors["scales"][added.start // size]
+        code = self.encoder(fill / scale.clamp_min(torch.finfo(torch.float32).tiny))
+        self.stored[added.start : -(-added.start // size) * size] = code.to(torch.uint8)
 
     def _parts(self, ids: Tensor, values: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Few enough rows at a time that the rows which share their blocks stay a chunk."""

@@ -41,6 +41,9 @@ class RankOneMoment(Moment, storage=RankOne):
     def columns(self) -> Tensor:
         return self.tensors["columns"]
 
+    def start_rows_(self, added: range, fill: float) -> None:
+        self.columns.add_(fill * len(added))
+
     def begin_(self, average: Average, touched: int) -> None:
         super().begin_(average, touched)
         self.columns.mul_(average.decay)

@@ -44,7 +44,7 @@ class SketchedMoment(Moment, storage=Sketched):
 
     @classmethod
     def declare(cls, storage: Sketched, name: Name, table: Table, fill: float) -> tuple[Part, ...]:
-        depth, width, dim = storage.counters_shape(table.rows, table.dim)
+        depth, width, dim = storage.counters_shape(table.first_rows, table.dim)
         words = _hashing.seeded(storage.seed, table.key, depth)
         parts = [
             Part(
@@ -101,6 +101,10 @@ class SketchedMoment(Moment, storage=Sketched):
 
     def kernel_view(self) -> SketchView:
         return SketchView(self.sketch, self.form, self.granularity == "row")
+
+    def start_rows_(self, added: range, fill: float) -> None:
+        if "items" in self.tensors:
+            self.tensors["items"].add_(len(added))
 
     def begin_(self, average: Average, touched: int) -> None:
         super().begin_(average, touched)

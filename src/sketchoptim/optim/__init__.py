@@ -7,6 +7,7 @@ from ._adam import Adam, AdamW
 from ._catalogue import OPTIMIZERS
 from ._clip import clip_grad_norm_
 from ._convert import from_torch, to_torch
+from ._replace import replace_parameters
 from ._rmsprop import RMSprop
 from ._sgd import SGD
 from .base import Optimizer
@@ -24,5 +25,6 @@ __all__ = [
     "Rule",
     "clip_grad_norm_",
     "from_torch",
+    "replace_parameters",
     "to_torch",
 ]

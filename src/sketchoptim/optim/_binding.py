@@ -152,7 +152,7 @@ def bind(
         if memory is previous.memory and storages == previous.storages:
             is_watched = _is_watched(previous.moments, memory, group["memory"])
             return dataclasses.replace(previous, is_watched=is_watched, **derived)
-    table = _shards.table_of(parameter, key)
+    table = _shards.table_of(parameter, key, state)
     fill = optimizer.fill(group)
     if state and not _state.starts_anew(state, parameter.grad, fill):
         _state.check_live(table, state, optimizer.stored_moments(group, memory, state))
@@ -207,7 +207,7 @@ def fresh_state(
         if not _state.parts_of(state, name):
             if state:  # it was switched on later
                 fresh["began_after"] = int(state["step"])
-            table = _shards.table_of(parameter, key)
+            table = _shards.table_of(parameter, key, state)
             tensors = moments.create(storage, name, table, optimizer.fill(group))
             fresh |= _state.state_entries(name, tensors)
     return {**state, **fresh} if fresh else state
@@ -217,10 +217,11 @@ def open_moments(storages: dict[Name, Storage], state: State, held: range | None
     """The moments over the tensors of a state; None for one that it does not have."""
     found: dict[Name, Moment] = {}
     shape = state["shape"].tolist()
+    rows = state.get("sized_for", shape[0] if shape else 1)
     for name, storage in storages.items():
         tensors: Parts = _state.parts_of(state, name)
         if tensors:  # SGD's momentum may have been switched on since the last step
-            kept = storage.for_rows(shape[0] if shape else 1)
+            kept = storage.for_rows(rows)
             found[name] = moments.open_moment(kept, name, tensors, held=held)
     return Moments(found.get("first"), found.get("second"))
 

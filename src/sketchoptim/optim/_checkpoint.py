@@ -39,7 +39,7 @@ def pack(optimizer: Algorithm) -> Packed:
         if parameter in optimizer.state:
             entries = dict(optimizer.state[parameter])
             if is_dtensor(parameter):
-                table = _shards.table_of(parameter, key)
+                table = _shards.table_of(parameter, key, entries)
                 for entry, part in _parts(optimizer, group, table, entries).items():
                     entries[entry] = _shards.as_global(parameter, part, entries[entry])
             if entries:
@@ -67,7 +67,7 @@ def load_(optimizer: Algorithm, packed: Packed) -> None:
         state = states.get(parameter)
         if state:
             storages = _stored_moments(optimizer, groups[_index(optimizer, group)], state)
-            table = _shards.table_of(parameter, key)
+            table = _shards.table_of(parameter, key, state)
             restored[parameter] = _state.restore(table, state, storages)
     for group, saved in zip(optimizer.param_groups, groups, strict=True):
         saved["params"] = group["params"]
@@ -160,7 +160,7 @@ def _checked_states(
         where = f"parameter {number} of the checkpoint"
         if not isinstance(state, dict):
             raise TypeError(f"the state of {where} must be a dict, got {state!r}")
-        table = _shards.table_of(parameter, key)
+        table = _shards.table_of(parameter, key, state)
         saved_group = groups[_index(optimizer, group)]
         whole, state = state, dict(state)
         for entry, part in _parts(optimizer, saved_group, table, state).items():

@@ -1,6 +1,6 @@
 """What a process holds of a parameter whose rows are divided among processes."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from .._validation import is_dtensor, is_wrapper
+from .._validation import check_int, is_dtensor, is_wrapper
 from ..moments import Part, Table
 
 if TYPE_CHECKING:
@@ -86,9 +86,15 @@ def layout(tensor: Tensor) -> str:
     return f"a DTensor {tensor.placements} over {tensor.device_mesh}"
 
 
-def table_of(parameter: Tensor, key: str | int) -> Table:
-    """What a moment knows of a parameter."""
-    return Table(parameter.shape, parameter.dtype, parameter.device, key, held_rows(parameter))
+def table_of(parameter: Tensor, key: str | int, state: Mapping[str, Any] | None = None) -> Table:
+    """What a moment knows of a parameter, and of the state that it has, if any."""
+    sized_for = (state or {}).get("sized_for")
+    table = Table(
+        parameter.shape, parameter.dtype, parameter.device, key, held_rows(parameter), sized_for
+    )
+    if sized_for is not None:
+        check_int(f"sized_for in the state of {key!r}", sized_for, least=1, most=table.rows)
+    return table
 
 
 def held_rows(parameter: Tensor) -> range | None:

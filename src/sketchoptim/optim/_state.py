@@ -16,7 +16,7 @@ State = dict[str, Any]
 
 # Keys beside the parts of moments, which are named "first_..." and "second_...".
 _REQUIRED = ("step", "is_compressed", "shape")
-_OPTIONAL = ("began_after", "skipped")
+_OPTIONAL = ("began_after", "sized_for", "skipped")
 # A checkpoint has one more: the checksums of the others.
 DIGEST = "digest"
 _NO_CHECKSUM = -1

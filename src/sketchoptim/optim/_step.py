@@ -151,7 +151,7 @@ class Step:
 
     def raised(self) -> list[Tensor]:
         """What each process has raised, and whose maximum is the moment's, after the step."""
-        table = _shards.table_of(self.parameter, key=0)
+        table = _shards.table_of(self.parameter, 0, self.binding.state)
         return [
             moment.tensors[part.name]
             for moment in self.binding.moments
