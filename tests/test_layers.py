@@ -42,7 +42,7 @@ LAYERS = (
 )
 # The modules of optim/, in the order in which they may import each other.
 OPTIM = (
-    {"_shards", "_schedulers"},
+    {"_shards", "_schedulers", "_signals"},
     {"_checks", "_state", "_exchange"},
     {"_algorithm", "_clip"},
     {"_binding", "_torch_step"},

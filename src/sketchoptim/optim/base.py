@@ -22,9 +22,13 @@ from . import _advice, _agreement, _blank_state, _checkpoint, _checks, _counting
 from ._algorithm import Algorithm, Group
 from ._binding import Binding, Key, Options, bind
 from ._row_blocks import torch_calls
+from ._signals import SignalsWait
 from ._step import Step
 
 __all__ = ["Group", "Optimizer"]
+
+# What torch's function for one exact parameter allocates at a time, in copies of the parameter.
+_TEMPORARIES = 4
 
 
 class Optimizer(Algorithm):
@@ -99,11 +103,14 @@ class Optimizer(Algorithm):
                 raise
             if self._divided:
                 _exchange.agree_(self._divided, prepared.steps)
-            # Everything is checked: from here on nothing raises.
-            for binding in prepared.fresh:
-                self.state[binding.parameter] = binding.state
-                self._bindings[id(binding.parameter)] = binding
-            self._run_(prepared)
+            # Everything is checked: from here on nothing raises, and signals wait.
+            if prepared.is_one_call and not self._divided:
+                self._calls.run_()
+                self._calls.clear_()
+            else:
+                prepared.reserve_memory()
+                with SignalsWait():
+                    self._run_(prepared)
             if len(self._bindings) > len(self.state):  # the user has removed state
                 kept = [it for it in self._bindings.values() if it.parameter in self.state]
                 self._bindings = {id(binding.parameter): binding for binding in kept}
@@ -190,6 +197,9 @@ class Optimizer(Algorithm):
                 raise
 
     def _run_(self, prepared: "_Prepared") -> None:
+        for binding in prepared.fresh:
+            self.state[binding.parameter] = binding.state
+            self._bindings[id(binding.parameter)] = binding
         steps = prepared.steps
         if self._divided:
             _exchange.sum_gathered_(steps)
@@ -296,3 +306,26 @@ class _Prepared:
         """What goes to torch.optim's own function, by group."""
         self.keys: dict[Tensor, Key] | None = None
         """The keys of all parameters, once one of them is bound."""
+
+    @property
+    def is_one_call(self) -> bool:
+        """Whether one call of C++ does all that changes, so that no signal comes within."""
+        return not (
+            self.fresh
+            or self.by_torch
+            or len(self.native) < len(self.steps)
+            or any(it.is_skipped or it.binding.maintained for it in self.steps)
+        )
+
+    def reserve_memory(self) -> None:
+        """Raises if there is no memory for what torch's functions allocate while they run.
+
+        It is freed again: what is there now will be there in a moment.
+        """
+        for _, bindings in self.by_torch:
+            by_device: dict[torch.device, int] = {}
+            for it in bindings:
+                size = by_device.get(it.local.device, 0)
+                by_device[it.local.device] = max(size, it.local.nbytes)
+            for device, size in by_device.items():
+                torch.empty(_TEMPORARIES * size, dtype=torch.uint8, device=device)
