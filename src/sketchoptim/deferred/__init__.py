@@ -1,5 +1,6 @@
 """Gradients that stay what they are made of until an optimizer reads them, block by block."""
 
+from . import _operations  # noqa: F401  # registers them
 from ._gradient import (
     DeferredGradient,
     gradient_bytes,
