@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#define SKETCHOPTIM_ABI 15
+#define SKETCHOPTIM_ABI 16
 
 enum DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 enum Kind : int32_t { kNone = 0, kExact = 1, kRowWise = 2, kSketch = 3 };
@@ -78,6 +78,12 @@ struct Step {
   Moment first;
   Moment second;
   float* row_values;  // [rows] or none: mean squares, then the second moments
+  // [dim] each, or none: what the factors of columns follow from; their roots as they were before
+  // the step, the inverses of those, and the sums of shares, which are found with the mean squares.
+  float* columns;
+  float* column_roots;
+  float* column_inverses;
+  int64_t* column_shares;
   void* workspace;    // of sketchoptim_workspace() bytes, aligned to 64
   float step_size;
   float second_root;
@@ -272,7 +278,7 @@ int64_t sketchoptim_check_values(const Calls* calls, void* memory);
 void sketchoptim_run(const Calls* calls);
 
 // Whether rows of a dense gradient may come in blocks: that is, whether no moment is a sketch but for
-// a conservative one by row.
+// a conservative one by row, and columns have no factors.
 int32_t sketchoptim_takes_rows(const Step* step);
 
 // A step along a dense gradient that comes in blocks of rows, in any order: begin_rows() once, which

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "columns.h"
 #include "dense.h"
 #include "lanes.h"
 #include "moment.h"
@@ -176,6 +177,11 @@ void place(const Call& call, Memory& memory) {
   const bool is_small = call.ids || rows <= s.most_row_values;
   if (is_by_row(s.second) && is_small && !is_taken_row_by_row(s))
     s.row_values = memory.take<float>(std::max<int64_t>(1, rows));
+  if (s.columns) {
+    s.column_roots = memory.take<float>(s.dim);
+    s.column_inverses = memory.take<float>(s.dim);
+    s.column_shares = memory.take<int64_t>(s.dim);
+  }
   s.workspace = memory.take<char>(sketchoptim_workspace(&s));
 }
 
@@ -271,6 +277,7 @@ extern "C" int64_t sketchoptim_check_values(const Calls* calls, void* memory) {
   Memory parts(memory);
   for (int64_t i = 0; i < calls->count; ++i) place(calls->call[i], parts);
   for_calls(*calls, [](const Call& call, int32_t) {
+    if (call.step->columns) begin_columns(*call.step);
     if (call.step->is_inspected && !sketchoptim_inspect(call.step))
       call.step->finding = kIsNotFinite;
   });
@@ -287,6 +294,7 @@ extern "C" void sketchoptim_run(const Calls* calls) {
     if (s.n == 0 || s.dim == 0) return;
     begin_moments(call);
     sketchoptim_step(&s);
+    if (s.columns) end_columns(s, call.rule->second_decay, call.rule->second_weight);
   });
 }
 

@@ -6,7 +6,7 @@
 #include "dense.h"
 
 #include "by_row.h"
-#include "square_sum.h"
+#include "columns.h"
 #include "update.h"
 
 namespace {
@@ -15,6 +15,10 @@ constexpr int64_t kCacheLine = 64;
 constexpr int64_t kBytesAhead = 8192;
 
 int64_t counters_of(const Moment& m) { return is_conservative(m) ? m.depth * m.width : 0; }
+
+int64_t bytes_of_pairs(const Step& s) {
+  return 2 * counters_of(s.second) * bytes_of(s.second.dtype);
+}
 
 // Calls visit(counters) with their type.
 template <typename Visit>
@@ -100,15 +104,15 @@ INLINE void prefetch_ahead(const Step& s, int64_t r) {
 }
 
 template <typename Columns, typename First, typename Second, bool kIsByRow>
-void move_rows(const Step& s, Span rows) {
+void move_rows(const Step& s, Span rows, void* room) {
   const Update<Columns::kWeights, First, Second> update(s, Span{0, s.dim});
   SecondByRow second(s, rows);
+  MeanSquares mean_square(s, room);
   for (int64_t r = rows.begin; r < rows.end; ++r) {
     const Columns g(s, r);
     float inverse = 1.0f;
     if (kIsByRow)
-      inverse = update.inverse_root(
-          second.move(r, square_sum(g, s.dim) / static_cast<float>(s.dim)));
+      inverse = update.of_row(second.move(r, mean_square(g, square_sum(g, s.dim))));
     prefetch_ahead<Columns::kValues>(s, r);
     Row row{}, next{};
     enter(s, r, row);
@@ -118,11 +122,11 @@ void move_rows(const Step& s, Span rows) {
 }
 
 template <typename Columns, typename First>
-void move_rows(const Step& s, Span rows) {
+void move_rows(const Step& s, Span rows, void* room) {
   using Exact = ExactMoment<Columns::kWeights>;
-  if (is_by_row(s.second)) return move_rows<Columns, First, NoMoment, true>(s, rows);
-  if (s.second.kind == kExact) return move_rows<Columns, First, Exact, false>(s, rows);
-  move_rows<Columns, First, NoMoment, false>(s, rows);
+  if (is_by_row(s.second)) return move_rows<Columns, First, NoMoment, true>(s, rows, room);
+  if (s.second.kind == kExact) return move_rows<Columns, First, Exact, false>(s, rows, room);
+  move_rows<Columns, First, NoMoment, false>(s, rows, room);
 }
 
 }  // namespace
@@ -135,7 +139,7 @@ bool is_taken_row_by_row(const Step& s) {
 }
 
 int64_t workspace_row_by_row(const Step& s) {
-  return 2 * counters_of(s.second) * bytes_of(s.second.dtype);
+  return bytes_of_pairs(s) + (s.columns ? std::max(1, s.threads) * s.dim * 4 : 0);
 }
 
 void unpack_counters(const Step& s) {
@@ -158,15 +162,18 @@ void move_rows(const Step& s) {
     using Columns = typename decltype(kind)::type;
     for_parts(parts, [&](int64_t part) {
       const Span rows = share(s.gradient.rows, part, parts);
+      void* room = static_cast<char*>(s.workspace) + bytes_of_pairs(s) + part * s.dim * 4;
       if (s.first.kind == kExact)
-        move_rows<Columns, ExactMoment<Columns::kWeights>>(s, rows);
+        move_rows<Columns, ExactMoment<Columns::kWeights>>(s, rows, room);
       else
-        move_rows<Columns, NoMoment>(s, rows);
+        move_rows<Columns, NoMoment>(s, rows, room);
     });
   });
 }
 
-extern "C" int32_t sketchoptim_takes_rows(const Step* step) { return is_taken_row_by_row(*step); }
+extern "C" int32_t sketchoptim_takes_rows(const Step* step) {
+  return is_taken_row_by_row(*step) && !step->columns;
+}
 
 extern "C" void sketchoptim_move_rows(Step* step, const void* values, int32_t dtype,
                                       int64_t first_id, int64_t rows, int32_t threads) {

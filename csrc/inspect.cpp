@@ -3,7 +3,7 @@
 
 #include "dense.h"
 #include "rows.h"
-#include "square_sum.h"
+#include "columns.h"
 
 namespace {
 
@@ -18,6 +18,7 @@ int32_t inspect_rows(const Step& s) {
   int64_t refused = 0;
   in_parallel(s, false, RowWork{1, 0}, [&](Span rows, Span columns, float* buffer) {
     int64_t mine = 0;
+    MeanSquares mean_square(s, buffer + gradients_size(s));
     auto inspect = [&](int64_t r) ALWAYS {
       if (!g.starts) prefetch(g.values, P, next_of(s, r, rows) * s.dim, columns);
       const float* x = g.sums && !is_alone(g, r)
@@ -27,7 +28,7 @@ int32_t inspect_rows(const Step& s) {
       // If the sum of squares is within the bound of one square, every number is within its own.
       if (!(squares <= s.largest_gradient * s.largest_gradient))
         mine += is_refused(x, s.dim, s.largest_gradient);
-      if (s.row_values) s.row_values[r] = squares / static_cast<float>(s.dim);
+      if (s.row_values) s.row_values[r] = mean_square(InMemory{x}, squares);
     };
     in_groups(s, rows, [&](int64_t first, int64_t stride, int64_t count) ALWAYS {
       for (int64_t i = 0; i < count; ++i) inspect(first + i * stride);

@@ -35,8 +35,13 @@ inline Span share_of_rows(const Gradient& g, RowWork unit, int64_t part, int64_t
 }
 
 // Of the workspace: each thread has a buffer for the gradients of a group of rows.
-INLINE int64_t buffer_size(const Step& s) {
+INLINE int64_t gradients_size(const Step& s) {
   return (std::min(kStreams, s.gradient.rows) * s.dim + kLine - 1) / kLine * kLine;
+}
+
+// Behind them it has a number for each column if there are factors of columns.
+INLINE int64_t buffer_size(const Step& s) {
+  return gradients_size(s) + (s.columns ? (s.dim + kLine - 1) / kLine * kLine : 0);
 }
 
 // Calls visit(rows, columns, buffer) on every thread, with its share of the columns or of the rows.

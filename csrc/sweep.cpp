@@ -4,7 +4,7 @@
 #include <type_traits>
 
 #include "by_row.h"
-#include "square_sum.h"
+#include "columns.h"
 #include "update.h"
 
 namespace {
@@ -116,14 +116,14 @@ void update_ordered_rows(const Step& s) {
     for_ordered_rows(s, rows, [&](const Row& row, const Row& next) ALWAYS {
       const float* g = gradient_of<P>(s, row.number, columns, buffer);
       update(row, &next, InMemory{g},
-             has_row_values ? update.inverse_root(s.row_values[row.number]) : 1.0f);
+             has_row_values ? update.of_row(s.row_values[row.number]) : 1.0f);
     });
   });
 }
 
 // Inlined into every sweep it would make the library 5 % larger.
-__attribute__((noinline)) float mean_square(const float* g, int64_t dim) {
-  return square_sum(InMemory{g}, dim) / static_cast<float>(dim);
+__attribute__((noinline)) float mean_square_of(const float* g, int64_t dim, MeanSquares& means) {
+  return means(InMemory{g}, square_sum(InMemory{g}, dim));
 }
 
 // The sweep without; rows that were not inspected have in row_values what moved_by_row() takes.
@@ -135,12 +135,13 @@ void update_free_rows(const Step& s) {
     const Update<P, First, Second> update(s, columns);
     const float* gradients[kStreams];
     float inverses[kStreams];
+    MeanSquares means(s, buffer + gradients_size(s));
     auto look = [&](int64_t r, int64_t i) ALWAYS {
       gradients[i] = gradient_of<P>(s, r, columns, buffer + i * s.dim);
       if (finds_squares)
         s.row_values[r] =
-            moved_by_row(s.second, s.row_values[r], mean_square(gradients[i], s.dim));
-      inverses[i] = has_row_values ? update.inverse_root(s.row_values[r]) : 1.0f;
+            moved_by_row(s.second, s.row_values[r], mean_square_of(gradients[i], s.dim, means));
+      inverses[i] = has_row_values ? update.of_row(s.row_values[r]) : 1.0f;
     };
     for_free_rows(s, rows, columns, finds_squares, look, [&](const Row& row, int64_t i) ALWAYS {
       update(row, nullptr, InMemory{gradients[i]}, inverses[i]);

@@ -33,26 +33,30 @@ struct Applied {
   }
 };
 
-// One row of the sweep in which rows move: g(column, count) is its gradient, `inverse` what it is
-// multiplied by if its second moment is one number.
+// One row of the sweep in which rows move: g(column, count) is its gradient, row_factor comes
+// from of_row() if its second moment is one number, else it is one.
 template <int32_t P, typename First, typename Second>
 struct Update {
   const Step& s;
   const Span columns;
   const Applied<P> apply;
   const float eps, second_root, nesterov;
+  const float* const column_roots;
   const bool has_nesterov;
 
   Update(const Step& step, Span part)
       : s(step), columns(part), apply(s), eps(s.eps), second_root(s.second_root),
-        nesterov(s.nesterov), has_nesterov(First::kIsKept && s.has_nesterov) {}
+        nesterov(s.nesterov), column_roots(s.columns ? s.column_roots : nullptr), has_nesterov(First::kIsKept && s.has_nesterov) {}
 
-  INLINE float inverse_root(float second) const {
-    return 1.0f / (std::sqrt(second) / second_root + eps);
+  // What a row with one second moment is multiplied by; divided by for each column, if these have
+  // factors.
+  INLINE float of_row(float second) const {
+    const float size = std::sqrt(second) / second_root;
+    return column_roots ? size : 1.0f / (size + eps);
   }
 
   template <typename Columns>
-  INLINE void operator()(const Row& row, const Row* next, const Columns& g, float inverse) const {
+  INLINE void operator()(const Row& row, const Row* next, const Columns& g, float row_factor) const {
     const First first(s.first, row.first, row.at);
     const Second second(s.second, row.second, row.at);
     for_columns(columns.begin, columns.end, [&](int64_t c, int64_t count) ALWAYS {
@@ -67,8 +71,10 @@ struct Update {
       if (Second::kIsKept) {
         const Lanes size = root(second.move(c, count, x * x));
         direction /= (second_root == 1.0f ? size : size / second_root) + eps;
+      } else if (column_roots) {
+        direction /= load(column_roots, kFloat32, c, count) * row_factor + eps;
       } else {
-        direction *= inverse;
+        direction *= row_factor;
       }
       apply(row, c, count, direction);
     });

@@ -131,6 +131,32 @@ def test_every_preset_with_a_kernel_stays_with_the_reference_over_many_steps(
     assert_close(native, reference, units=64)
 
 
+WITH_COLUMNS = {
+    "row-wise": so.RowWise(columns=True),
+    "sketch": so.Sketched(width=9, conservative=True, columns=True),
+    "bfloat16 sketch": so.Sketched(
+        width=9, depth=2, conservative=True, columns=True, dtype=torch.bfloat16
+    ),
+}
+
+
+@pytest.mark.parametrize("optimizer", ["Adam", "AdamW", "Adagrad", "RMSprop"])
+@pytest.mark.parametrize("pattern", ["dense", "coalesced", "many", "hot"])
+@pytest.mark.parametrize("storage", WITH_COLUMNS)
+def test_factors_of_columns_are_those_of_the_reference_with_the_same_bits_everywhere(
+    storage, pattern, optimizer
+):
+    memory = so.Memory(second=WITH_COLUMNS[storage])
+    for dtype, nonfinite in ((torch.float32, "raise"), (torch.bfloat16, "unchecked")):
+        options = {"nonfinite": nonfinite, "weight_decay": 0.01}
+        case = Case(optimizer, memory, (90, 37), dtype, pattern, steps=3, options=options)
+        native, reference = both(case)
+        assert_close(native, reference, units=128)
+        for level in LEVELS:
+            with stepping_by(level, threads=3):
+                assert_equal(run(case), native)
+
+
 @pytest.mark.parametrize("level", [*LEVELS, None])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_two_parts_of_a_table_step_as_the_whole(level, dtype):

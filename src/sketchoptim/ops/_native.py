@@ -10,7 +10,7 @@ import torch
 
 from .._warning import warn
 
-_ABI = 15
+_ABI = 16
 # Below this many elements, threads cost more than they save.
 ELEMENTS_FOR_THREADS = 1 << 15
 # From torch's name of what the machine can do to our name of what a library was built for.
@@ -70,6 +70,10 @@ class Step(ctypes.Structure):
         ("first", Moment),
         ("second", Moment),
         ("row_values", c_void_p),
+        ("columns", c_void_p),
+        ("column_roots", c_void_p),
+        ("column_inverses", c_void_p),
+        ("column_shares", c_void_p),
         ("workspace", c_void_p),
         ("step_size", c_float),
         ("second_root", c_float),

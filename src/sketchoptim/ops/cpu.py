@@ -45,11 +45,15 @@ def _unsupported_storage(moment: Moment) -> str | None:
     if moment.gathers and moment.held is not None:
         return "processes exchange its rows in the middle of a step, where no kernel stops"
     view = moment.kernel_view()
+    if isinstance(view, ColumnsView):
+        if moment.held is not None:
+            return "processes exchange the shares of its columns after a step"
+        view = view.rows
+        if isinstance(view, SketchView) and view.form != "conservative":
+            return "there is no kernel for factors of columns next to its sketch"
     match view:
-        case None | CodesView():
+        case None | CodesView() | ColumnsView():
             return f"there is no kernel for {type(moment.storage).__name__} storage"
-        case ColumnsView():
-            return "there is no kernel for factors of columns yet"
         case ArrayView():
             return None
         case SketchView():
@@ -115,7 +119,12 @@ class CpuKernels:
         self.address = ctypes.addressof(self.call)
         for moment, call in zip(moments, (self.call.first, self.call.second), strict=True):
             if moment is not None:
-                _describe(moment, parameter, call)
+                view = moment.kernel_view()
+                if isinstance(view, ColumnsView):
+                    _check_array(view.columns, torch.float32, self.dim)
+                    self.call.columns = view.columns.data_ptr()
+                    view = view.rows
+                _describe(view, parameter, call)
         self.takes_blocks = bool(library.sketchoptim_takes_rows(self.call))
         self.reference = Reference(parameter, moments, first_row=first_row)
         self.step_count = step_count
@@ -258,9 +267,8 @@ def _single_lookups(parameter: Tensor, gradient: DeferredGradient) -> Lookups | 
     return joined_lookups(parameter, terms)
 
 
-def _describe(moment: Moment, parameter: Tensor, call: _native.Moment) -> None:
+def _describe(view: KernelView | None, parameter: Tensor, call: _native.Moment) -> None:
     """Fills in a moment's part of the call, but for the numbers of a step."""
-    view: KernelView | None = moment.kernel_view()
     match view:
         case ArrayView(values, is_by_row=True):
             _check_array(values, torch.float32, parameter.shape[:1].numel())
