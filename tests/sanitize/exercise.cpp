@@ -13,7 +13,7 @@
 #include <random>
 #include <vector>
 
-#include "../../csrc/dense.h"
+#include "../../csrc/abi.h"
 
 namespace {
 
@@ -39,6 +39,7 @@ T one_of(std::initializer_list<T> choices) {
 class Bytes {
  public:
   explicit Bytes(int64_t size) : size_(size), data_(new char[size]) {}
+  Bytes& operator=(const Bytes&) = delete;
   Bytes(const Bytes& other) : Bytes(other.size_) {
     std::memcpy(data_.get(), other.data_.get(), size_);
   }
@@ -54,6 +55,8 @@ class Bytes {
   int64_t size_;
   std::unique_ptr<char[]> data_;
 };
+
+int64_t bytes_of(int32_t dtype) { return dtype == kFloat32 ? 4 : 2; }
 
 // Numbers of both signs and many sizes, zeros among them; as bits of a half they are ones too.
 void fill(const Bytes& bytes, int32_t dtype, int64_t count, bool is_positive) {
@@ -241,8 +244,9 @@ Work random_work() {
   const int64_t n = one_of<int64_t>({1, 2, 5, 40, 200});
   const int64_t dim = one_of<int64_t>({1, 2, 15, 16, 17, 33, 64, 70, 130});
   Step& s = work.step;
-  s.dim = dim;
-  s.dtype = s.gradient.dtype = one_of<int32_t>({kFloat32, kBFloat16, kFloat16});
+  s.dim = s.gradient.stride = dim;
+  s.gradient.scale = 1.0f;
+  s.dtype = one_of<int32_t>({kFloat32, kBFloat16, kFloat16});
   replace(work.parameter, n * dim * bytes_of(s.dtype));
   fill(work.parameter, s.dtype, n * dim, false);
   if (chance(8)) {
@@ -382,31 +386,10 @@ void check_logits() {
   REQUIRE(numbers == other_numbers);
 }
 
-bool are_same(const Work& a, const Work& b) {
-  return a.parameter == b.parameter && a.first.data == b.first.data &&
-         a.second.data == b.second.data;
-}
-
-// Takes a dense gradient in blocks of rows, the last one first.
-void step_in_blocks(Work& work) {
-  const int64_t n = work.step.gradient.rows, block = 1 + below(n);
-  work.pointed();
-  unpack_counters(work.step);
-  for (int64_t begin = (n - 1) / block * block; begin >= 0; begin -= block) {
-    const int64_t rows = std::min(block, n - begin), size = bytes_of(work.step.dtype);
-    Bytes values(rows * work.step.dim * size);
-    std::memcpy(values.as<char>(), work.values.as<char>() + begin * work.step.dim * size,
-                rows * work.step.dim * size);
-    sketchoptim_move_rows(&work.step, values.as<void>(), work.step.dtype, begin, rows,
-                          one_of<int32_t>({1, 2, 3}));
-  }
-  sketchoptim_end_rows(&work.step);
-}
-
 void check_step() {
   Work by_one = random_work();
   check_that_a_nan_is_found(by_one);
-  Work by_many = by_one, before = by_one;
+  Work by_many = by_one;
   by_one.step.threads = 1;
   by_many.step.threads = one_of<int32_t>({2, 3, 4});
   for (Work* work : {&by_one, &by_many}) {
@@ -417,11 +400,116 @@ void check_step() {
       work->step.gradient.sums = nullptr;
     sketchoptim_step(work->pointed());
   }
-  REQUIRE(are_same(by_one, by_many));
+  REQUIRE(by_one.parameter == by_many.parameter);
+  REQUIRE(by_one.first.data == by_many.first.data);
+  REQUIRE(by_one.second.data == by_many.second.data);
   REQUIRE(by_one.row_values == by_many.row_values);
-  if (before.step.gradient.ids || !sketchoptim_takes_rows(before.pointed())) return;
-  step_in_blocks(before);
-  REQUIRE(are_same(by_one, before));
+}
+
+// A parameter's step as one of several, with all the memory that it points to.
+struct Table {
+  Step step{};
+  State first, second;
+  Bytes parameter{0}, values{0}, ids{0}, offsets{0}, weights{0}, writes{8};
+  double step_count = 3.0;
+  float scales[2] = {0.5f, 0x1p-24f};  // the second one is moved into the counters
+  Lookups lookups{};
+  Call call{};
+
+  void point(const Rule& rule) {
+    step.parameter = parameter.as<void>();
+    step.step_count = &step_count;
+    step.first = first.moment;
+    step.second = second.moment;
+    step.first.stored_scale = scales;
+    step.second.stored_scale = scales + 1;
+    lookups.offsets = offsets.as<int64_t>();
+    if (lookups.weights) lookups.weights = weights.as<float>();
+    call.step = &step;
+    call.rule = &rule;
+    call.values = values.as<void>();
+    if (call.ids) call.ids = ids.as<int64_t>();
+    if (call.lookups) call.lookups = &lookups;
+  }
+};
+
+// Bags of ids, in columns of a wider matrix of outputs.
+void random_lookups(Table& table, int64_t count) {
+  Lookups& l = table.lookups;
+  l.outputs = 1 + below(9);
+  l.first_offset = one_of<int64_t>({0, 100});
+  l.stride = table.step.dim + below(4);
+  l.scale = one_of({1.0, 0.3});
+  l.is_mean = chance(2);
+  replace(table.offsets, 8 * l.outputs);
+  int64_t* offsets = table.offsets.as<int64_t>();
+  for (int64_t b = 0; b < l.outputs; ++b) offsets[b] = l.first_offset + below(count + 1);
+  std::sort(offsets, offsets + l.outputs);
+  offsets[0] = l.first_offset;
+  replace(table.weights, 4 * count);
+  fill(table.weights, kFloat32, count, true);
+  if (chance(2)) l.weights = table.weights.as<float>();
+  const int64_t numbers = (l.outputs - 1) * l.stride + table.step.dim;
+  replace(table.values, numbers * bytes_of(table.step.dtype));
+  fill(table.values, table.step.dtype, numbers, false);
+  table.call.lookups = &l;
+}
+
+void random_table(Table& table) {
+  Step& s = table.step;
+  s.n = one_of<int64_t>({1, 5, 40, 200});
+  s.dim = one_of<int64_t>({1, 15, 16, 64, 70});
+  s.dtype = one_of<int32_t>({kFloat32, kBFloat16, kFloat16});
+  s.largest_gradient = 1099511627776.0f;
+  s.piece_rows = one_of<int64_t>({1, 3, 100});
+  s.most_row_values = one_of<int64_t>({0, 1000});
+  replace(table.parameter, s.n * s.dim * bytes_of(s.dtype));
+  fill(table.parameter, s.dtype, s.n * s.dim, false);
+  random_moment(table.first, true, s.dtype, s.n, s.dim);
+  random_moment(table.second, false, s.dtype, s.n, s.dim);
+  Call& call = table.call;
+  call.is_checked = chance(2);
+  call.rounding_key = chance(2) ? -1 : below(int64_t{1} << 32);
+  const bool is_dense = chance(3);
+  call.entries = is_dense ? s.n : one_of<int64_t>({0, 1, 10, 60, 300});
+  if (!is_dense) {
+    replace(table.ids, 8 * call.entries);
+    for (int64_t i = 0; i < call.entries; ++i) table.ids.as<int64_t>()[i] = below(s.n);
+    call.ids = table.ids.as<int64_t>();
+  }
+  if (!is_dense && chance(2)) return random_lookups(table, call.entries);
+  replace(table.values, call.entries * s.dim * bytes_of(s.dtype));
+  fill(table.values, s.dtype, call.entries * s.dim, false);
+}
+
+// Steps of several parameters by one thread and by several, in memory of exactly the size asked for.
+void check_calls() {
+  const Rule rule{0.1, 1.0, 1e-8, one_of({0.0, 0.1}), 0.99, std::nan(""), 1.0, 0.9, 0.1, 0.5, 0.5,
+                  static_cast<double>(chance(2)), 0.0};
+  std::vector<Table> by_one(static_cast<size_t>(1 + below(5)));
+  for (Table& table : by_one) random_table(table);
+  std::vector<Table> by_many = by_one;
+  for (std::vector<Table>* tables : {&by_one, &by_many}) {
+    std::vector<Call> call;
+    for (Table& table : *tables) {
+      table.point(rule);
+      call.push_back(table.call);
+    }
+    const Calls calls{call.data(), static_cast<int64_t>(call.size()),
+                      tables == &by_one ? 1 : one_of<int32_t>({2, 3}), 0};
+    const int64_t needed = sketchoptim_check_ids(&calls);
+    REQUIRE(needed >= 0);
+    const Bytes room(needed);
+    const Bytes memory(sketchoptim_group_ids(&calls, room.as<void>()));
+    sketchoptim_check_values(&calls, memory.as<void>());
+    sketchoptim_run(&calls);
+  }
+  for (size_t i = 0; i < by_one.size(); ++i) {
+    REQUIRE(by_one[i].parameter == by_many[i].parameter);
+    REQUIRE(by_one[i].first.data == by_many[i].first.data);
+    REQUIRE(by_one[i].second.data == by_many[i].second.data);
+    REQUIRE(by_one[i].step_count == by_many[i].step_count);
+  }
 }
 
 }  // namespace
@@ -436,6 +524,7 @@ int main(int arguments, char** argument) {
     check_top_classes();
     check_logits();
     check_step();
+    check_calls();
   }
   std::printf("%ld random steps, each by one thread and by several: the same bytes\n", steps);
 }
