@@ -10,7 +10,7 @@ SKETCHOPTIM_DATA ?= $(abspath ../shared/data)
 export SKETCHOPTIM_DATA
 endif
 
-.PHONY: setup check test test-gpu test-ptx test-ptx-quick test-aarch64 demo docs format sanitize clang wheel wheel-test clean
+.PHONY: setup check test test-clients test-gpu test-ptx test-ptx-quick test-aarch64 demo docs format sanitize clang wheel wheel-test clean
 
 setup: $(STAMP)
 
@@ -61,6 +61,22 @@ test-aarch64: setup
 $(TRITON)/.up-to-date: constraints.txt | setup
 	rm -rf $(TRITON)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps --target $(TRITON) triton
+	@touch $@
+
+# Libraries that build optimizers themselves, beside the library in an environment of their own.
+# RecBole pins releases of ray and colorama that it does not need here, hence no dependencies.
+CLIENTS := build/clients
+CLIENT_PACKAGES := pykeen timm torch_geometric torchvision pytest scikit-learn thop texttable colorlog \
+	colorama "jsonargparse[signatures]" lightning omegaconf datasets tokenizers tiktoken sentencepiece \
+	blobfile kagglehub safetensors tensorboard psutil tabulate plotly hypothesis scikit-build-core
+
+test-clients: $(CLIENTS)/.up-to-date
+	$(CLIENTS)/bin/python -m pytest tests/clients/test_packages.py
+
+$(CLIENTS)/.up-to-date: pyproject.toml Makefile
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt . $(CLIENT_PACKAGES)
+	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps recbole==1.2.1 torchtune==0.6.1 torchao==0.9.0
 	@touch $@
 
 demo: setup

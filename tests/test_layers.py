@@ -35,7 +35,7 @@ LAYERS = (
     {"_param_groups"},
     {"ops"},
     {"optim"},
-    {"nn", "diagnostics", "torchrec"},
+    {"nn", "diagnostics", "torchrec", "timm"},
     {"arming"},
     {"planning"},
     {"_cli", "__main__", "gpu_check"},

@@ -1,17 +1,24 @@
-"""Every private name of torch that the library uses, with the reason and what could replace it."""
+"""Every private name of torch that the library uses, with the reason and what could replace it.
+
+A torch that lacks a name gets an error with that name, when it is first needed, or a slower way and
+a warning (`tests/test_torch_private.py`).
+"""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
-
-# torch.compiler.disable is public and does the same, but takes two seconds to import.
-from torch._compile import _disable_dynamo as disable_dynamo
 from torch.optim import optimizer as _torch_optimizer
 
 from ._validation import check_storage
+from ._warning import warn
+
+try:  # torch.compiler.disable is public and does the same, but takes two seconds to import
+    from torch._compile import _disable_dynamo as disable_dynamo
+except ImportError:
+    from torch.compiler import disable as disable_dynamo  # type: ignore[no-redef]
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -41,8 +48,21 @@ __all__ = [
 ]
 
 
+def private(owner: Any, name: str) -> Any:
+    """An attribute of torch; if this torch lacks it, an error that names both."""
+    try:
+        return getattr(owner, name)
+    except AttributeError:
+        place = getattr(owner, "__name__", type(owner).__name__)
+        raise RuntimeError(
+            f"torch {torch.__version__} lacks {place}.{name}, which sketchoptim needs; install a "
+            "version of torch that its README lists, or a newer sketchoptim"
+        ) from None
+
+
 # The ids and the values of a sparse gradient, without a look at their memory.
-stored_ids, stored_values = Tensor._indices, Tensor._values
+stored_ids: Callable[[Tensor], Tensor] = private(Tensor, "_indices")
+stored_values: Callable[[Tensor], Tensor] = private(Tensor, "_values")
 
 
 def entries(gradient: Tensor) -> tuple[Tensor, Tensor]:
@@ -64,7 +84,14 @@ def hooked_when_needed(step: Callable[..., Any]) -> Callable[..., Any]:
     The wrapper opens a profiler record even without a profiler, which with cold caches takes as
     long as the rest of a small step. Without these names: always use torch's wrapper.
     """
-    recorded = torch.optim.Optimizer.profile_hook_step(step)
+    recorded: Callable[..., Any] = torch.optim.Optimizer.profile_hook_step(step)
+    if not (
+        hasattr(torch.autograd.profiler, "_is_profiler_enabled")
+        and hasattr(_torch_optimizer, "_global_optimizer_pre_hooks")
+        and hasattr(_torch_optimizer, "_global_optimizer_post_hooks")
+    ):
+        warn(f"torch {torch.__version__} hides its hooks: each step opens a profiler record")
+        return recorded
 
     @functools.wraps(step)
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -88,6 +115,9 @@ def linear_by_onednn(input: Tensor, weight: Tensor) -> Tensor | None:
     """
     if not (torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled):
         return None
+    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        warn(f"torch {torch.__version__} hides oneDNN's products: a vocabulary head takes longer")
+        return None
     product: Tensor = torch.ops.mkldnn._linear_pointwise(input, weight, None, "none", [], "")
     return product
 
@@ -96,10 +126,10 @@ def linear_by_onednn(input: Tensor, weight: Tensor) -> Tensor | None:
 # Without these names: the functions of torch.utils._python_dispatch, or a mode of its own.
 
 # A tensor subclass whose results are not converted to that subclass.
-plain_torch_function = torch._C._disabled_torch_function_impl
+plain_torch_function = private(torch._C, "_disabled_torch_function_impl")
 
 # A context in which subclasses of tensors are taken as they are.
-without_torch_function = torch._C.DisableTorchFunctionSubclass
+without_torch_function = private(torch._C, "DisableTorchFunctionSubclass")
 
 _TensorKind = TypeVar("_TensorKind", bound=Tensor)
 
@@ -111,7 +141,7 @@ def version_of(tensor: Tensor) -> int:
 
 def wrapper_tensor(kind: type[_TensorKind], like: Tensor, device: torch.device) -> _TensorKind:
     """A tensor of a subclass, without storage, with the shape, strides and dtype of another."""
-    wrapper: _TensorKind = Tensor._make_wrapper_subclass(
+    wrapper: _TensorKind = private(Tensor, "_make_wrapper_subclass")(
         kind, like.shape, strides=like.stride(), dtype=like.dtype, device=device
     )
     return wrapper
@@ -124,12 +154,15 @@ def wrapper_tensor(kind: type[_TensorKind], like: Tensor, device: torch.device) 
 
 def active_ddp_module() -> torch.nn.parallel.DistributedDataParallel | None:
     """The module whose forward pass is under way; None if there is none."""
-    return torch.nn.parallel.DistributedDataParallel._active_ddp_module
+    found: torch.nn.parallel.DistributedDataParallel | None = private(
+        torch.nn.parallel.DistributedDataParallel, "_active_ddp_module"
+    )
+    return found
 
 
 def after_backward(function: Callable[[], None]) -> None:
     """Calls a function when the backward pass that is under way has ended, in the same thread."""
-    torch.autograd.Variable._execution_engine.queue_callback(function)
+    private(torch.autograd.Variable, "_execution_engine").queue_callback(function)
 
 
 def store_of(group: "ProcessGroup") -> Any:
@@ -139,7 +172,7 @@ def store_of(group: "ProcessGroup") -> Any:
     """
     from torch.distributed import distributed_c10d
 
-    return distributed_c10d._world.pg_map.get(group, ("", None))[1]
+    return private(distributed_c10d, "_world").pg_map.get(group, ("", None))[1]
 
 
 def ignored_by_ddp(module: torch.nn.Module) -> set[str]:
@@ -158,27 +191,32 @@ def ignored_by_ddp(module: torch.nn.Module) -> set[str]:
 # dtype, so ours replace both. Without these names: call the methods of torch and cast back.
 
 
+def _hooks(optimizer: torch.optim.Optimizer, name: str) -> list[Callable[..., Any]]:
+    hooks: Mapping[int, Callable[..., Any]] = private(optimizer, name)
+    return list(hooks.values())
+
+
 def before_state_dict(optimizer: torch.optim.Optimizer) -> None:
-    for hook in optimizer._optimizer_state_dict_pre_hooks.values():
+    for hook in _hooks(optimizer, "_optimizer_state_dict_pre_hooks"):
         hook(optimizer)
 
 
 def after_state_dict(optimizer: torch.optim.Optimizer, packed: dict[str, Any]) -> dict[str, Any]:
     """What the hooks make of a packed state."""
-    for hook in optimizer._optimizer_state_dict_post_hooks.values():
+    for hook in _hooks(optimizer, "_optimizer_state_dict_post_hooks"):
         packed = _result_or(packed, hook(optimizer, packed))
     return packed
 
 
 def before_load(optimizer: torch.optim.Optimizer, packed: dict[str, Any]) -> dict[str, Any]:
     """What the hooks make of a state that is about to be loaded."""
-    for hook in optimizer._optimizer_load_state_dict_pre_hooks.values():
+    for hook in _hooks(optimizer, "_optimizer_load_state_dict_pre_hooks"):
         packed = _result_or(packed, hook(optimizer, packed))
     return packed
 
 
 def after_load(optimizer: torch.optim.Optimizer) -> None:
-    for hook in optimizer._optimizer_load_state_dict_post_hooks.values():
+    for hook in _hooks(optimizer, "_optimizer_load_state_dict_post_hooks"):
         hook(optimizer)
 
 

@@ -413,10 +413,15 @@ class Memory:
         return cls(**{**plain, **storages})
 
     @classmethod
-    def of(cls, choice: "str | Memory") -> "Memory":
-        """A preset by its name, or the memory itself."""
+    def of(cls, choice: "str | Memory | dict[str, Any]") -> "Memory":
+        """A preset by its name, or the memory itself, or what `to_dict` makes of it.
+
+        Other libraries build optimizers from the options in a `state_dict`, which are plain.
+        """
         if isinstance(choice, Memory):
             return choice
+        if isinstance(choice, dict):
+            return cls.from_dict(choice)
         if not isinstance(choice, str):
             raise TypeError(f"memory must be a preset's name or a Memory, got {choice!r}")
         if choice not in PRESETS:

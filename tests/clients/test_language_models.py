@@ -67,6 +67,27 @@ TABLES = {
 }
 
 
+@pytest.mark.parametrize(
+    "built",
+    [(so.AdamW, {"lr": 0.01, "compress": "tables"}), (lambda: so.AdamW, {"lr": 0.01})],
+    ids=["class", "factory"],
+)
+@pytest.mark.parametrize("build", [gpt2, llama], ids=["gpt2", "llama"])
+def test_trainer_builds_the_optimizer_by_one_line(build, built, tmp_path):
+    """From flat groups of its own, and from the model in the factory form."""
+    model = build()
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path), max_steps=1, use_cpu=True, report_to="none", save_strategy="no",
+        disable_tqdm=True, dataloader_pin_memory=False,
+    )  # fmt: skip
+    texts = [{"input_ids": it, "labels": it} for it in torch.randint(VOCABULARY, (8, LENGTH))]
+    trainer = Trainer(model, arguments, train_dataset=texts, optimizer_cls_and_kwargs=built)
+    trainer.train()
+    state = trainer.optimizer.optimizer.state
+    compressed = {name for name, it in model.named_parameters() if state[it]["is_compressed"]}
+    assert compressed == set(TABLES[build])
+
+
 @pytest.mark.parametrize("build", TABLES, ids=lambda build: build.__name__)
 def test_a_vocabulary_grows_in_training(build):
     """The tables that transformers replaces are those that the optimizer gets, tied or not."""

@@ -60,7 +60,8 @@ def test_an_optimizer_is_rebuilt_from_its_defaults_or_its_group(
     kind: str, copied: Callable[[Optimizer], Optimizer]
 ) -> None:
     optimizer = copied(KINDS[kind]([a_parameter(3, 2)], lr=0.125))
-    for options in (optimizer.defaults, options_of(optimizer.param_groups[0])):
+    groups = (optimizer.param_groups[0], optimizer.state_dict()["param_groups"][0])
+    for options in (optimizer.defaults, *map(options_of, groups)):
         rebuilt = type(optimizer)([a_parameter(3, 2)], **options)
         assert rebuilt.defaults == optimizer.defaults
         assert options_of(rebuilt.param_groups[0]) == options_of(optimizer.param_groups[0])

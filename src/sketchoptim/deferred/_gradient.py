@@ -264,7 +264,7 @@ class DeferredGradient(Tensor):
 
     # -- what torch does with it ---------------------------------------------------------------
 
-    __torch_function__ = plain_torch_function  # type: ignore[assignment]
+    __torch_function__ = plain_torch_function
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
