@@ -172,11 +172,12 @@ def _fill(
             it.destination[0], it.source[0] = number(operands[0]), number(operands[1])
             it.source[1] = number(operands[2])
             _name(it, f"shfl_{parts[1]}" if kind == "shfl" else "_".join(["redux", *parts[1:]]))
-        case "ldmatrix":
-            found = [number(register) for register in _list(operands[0])]
+        case "ldmatrix" | "stmatrix":
+            values, address = operands if kind == "ldmatrix" else reversed(operands)
+            found = [number(register) for register in _list(values)]
             it.source[: len(found)], it.count = found, len(found)
-            it.base, it.offset = _address(operands[1], registers)
-            _name(it, "ldmatrix_trans" if "trans" in parts else "ldmatrix")
+            it.base, it.offset = _address(address, registers)
+            _name(it, f"{kind}_trans" if "trans" in parts else kind)
         case "mov" if "{" in operands[0] or "{" in operands[1]:
             is_part = "{" in operands[0]
             many, one = operands if is_part else reversed(operands)

@@ -217,7 +217,7 @@ static inline u32 permuted(u32 low, u32 high, u32 choice) {
     OTHER(atom_add_u32) OTHER(atom_exch_b32) OTHER(atom_add_u64) \
     OTHER(shfl_bfly) OTHER(shfl_idx) OTHER(redux_max_s32) OTHER(redux_min_s32) \
     OTHER(redux_max_u32) OTHER(redux_min_u32) OTHER(redux_add_s32) \
-    OTHER(ldmatrix) OTHER(ldmatrix_trans)
+    OTHER(ldmatrix) OTHER(ldmatrix_trans) OTHER(stmatrix) OTHER(stmatrix_trans)
 
 enum Operation {
 #define ALU(name, expression) DO_##name,
@@ -519,6 +519,24 @@ static void load_matrices(Block *block, int number, const Instruction *it) {
     }
 }
 
+/* Stores them: the inverse. */
+static void store_matrices(Block *block, int number, const Instruction *it) {
+    Warp *warp = &block->warps[number];
+    int is_transposed = it->operation == DO_stmatrix_trans;
+    for (int k = 0; k < it->count; k++) {
+        for (int row = 0; row < 8; row++) {
+            u16 buffer[8];
+            for (int column = 0; column < 8; column++) {
+                int r = is_transposed ? column : row, c = is_transposed ? row : column;
+                buffer[column] = (u16)(warp->registers[it->source[k]][4 * r + c / 2] >> 16 * (c % 2));
+            }
+            s64 at = (s64)(u32)warp->registers[it->base][8 * k + row] + it->offset;
+            if (!check_shared(block, number, at, 16, WRITE, (const u8 *)buffer, it->line)) return;
+            memcpy(block->shared + at, buffer, 16);
+        }
+    }
+}
+
 /* Executes an instruction for the active lanes, all of which are at it. */
 static void execute(Block *block, int number, const Instruction *it, u32 lanes) {
     Warp *warp = &block->warps[number];
@@ -581,6 +599,8 @@ static void execute(Block *block, int number, const Instruction *it, u32 lanes) 
     case DO_st_shared: access_memory(block, number, it, active); break;
     case DO_ldmatrix:
     case DO_ldmatrix_trans: load_matrices(block, number, it); break;
+    case DO_stmatrix:
+    case DO_stmatrix_trans: store_matrices(block, number, it); break;
     default:
         if (it->operation >= DO_shfl_bfly) exchange(warp, it);
         else change_atomically(block, number, it, active);
