@@ -25,7 +25,7 @@ from sketchoptim.ops import rehearsing_gpu
 
 from ..errors import run_study
 
-ROWS, DIM, ENTRIES = 1000, 64, 256
+ROWS, DIM, ENTRIES = 5000, 64, 256
 
 
 class StandInDriver:

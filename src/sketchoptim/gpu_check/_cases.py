@@ -16,11 +16,12 @@ from sketchoptim.ops import reference_only
 from ..storage import PRESETS
 from ._place import Place
 
-_LEAN = PRESETS["lean"].second
+_LEAN = PRESETS["lean-0.1"].second
 assert isinstance(_LEAN, so.Sketched)
-# All presets that have kernels, and lean and row-wise with factors for columns.
+# All presets that have kernels, and two with factors for columns. "lean" is that of large tables.
 MEMORIES = {
-    **{name: it for name, it in PRESETS.items() if name != "rank-one"},
+    **{name: it for name, it in PRESETS.items() if name not in ("rank-one", "lean-0.1")},
+    "lean": PRESETS["lean-0.1"],
     "lean x columns": so.Memory(None, replace(_LEAN, columns=True)),
     "row-wise x columns": so.Memory(None, so.RowWise(columns=True)),
 }
