@@ -13,7 +13,8 @@
 #include <random>
 #include <vector>
 
-#include "../../csrc/abi.h"
+#include "../../csrc/columns.h"
+#include "../../csrc/dense.h"
 
 namespace {
 
@@ -55,8 +56,6 @@ class Bytes {
   int64_t size_;
   std::unique_ptr<char[]> data_;
 };
-
-int64_t bytes_of(int32_t dtype) { return dtype == kFloat32 ? 4 : 2; }
 
 // Numbers of both signs and many sizes, zeros among them; as bits of a half they are ones too.
 void fill(const Bytes& bytes, int32_t dtype, int64_t count, bool is_positive) {
@@ -142,6 +141,8 @@ struct Work {
   Step step{};
   State first, second;
   Bytes parameter{0}, values{0}, row_values{0}, workspace{0};
+  Bytes columns{0}, column_roots{0}, column_inverses{0}, column_shares{0};
+  bool has_columns = false;
   bool is_in_pieces = false;  // a dense gradient without row_values
   std::shared_ptr<std::vector<int64_t>> ids;
   std::shared_ptr<Bytes> room, sums;
@@ -156,6 +157,12 @@ struct Work {
     step.row_values = keeps_squares ? row_values.as<float>() : nullptr;
     step.first = first.moment;
     step.second = second.moment;
+    if (has_columns) {
+      step.columns = columns.as<float>();
+      step.column_roots = column_roots.as<float>();
+      step.column_inverses = column_inverses.as<float>();
+      step.column_shares = column_shares.as<int64_t>();
+    }
     replace(workspace, sketchoptim_workspace(&step));
     step.workspace = workspace.as<void>();
     return &step;
@@ -246,7 +253,7 @@ Work random_work() {
   Step& s = work.step;
   s.dim = s.gradient.stride = dim;
   s.gradient.scale = 1.0f;
-  s.dtype = one_of<int32_t>({kFloat32, kBFloat16, kFloat16});
+  s.dtype = s.gradient.dtype = one_of<int32_t>({kFloat32, kBFloat16, kFloat16});
   replace(work.parameter, n * dim * bytes_of(s.dtype));
   fill(work.parameter, s.dtype, n * dim, false);
   if (chance(8)) {
@@ -265,8 +272,17 @@ Work random_work() {
   } else {
     random_ids(work, n);
   }
+  const Moment& second = work.second.moment;
+  work.has_columns = chance(2) && (second.kind == kRowWise || is_conservative(second));
+  if (work.has_columns) {
+    for (Bytes* bytes : {&work.columns, &work.column_roots, &work.column_inverses})
+      replace(*bytes, 4 * dim);
+    replace(work.column_shares, 8 * dim);
+    fill(work.columns, kFloat32, dim, true);
+  }
   replace(work.row_values, work.second.moment.is_by_row ? 4 * s.gradient.rows : 0);
   s.piece_rows = one_of<int64_t>({1, 3, 100});
+  if (work.has_columns) begin_columns(*work.pointed());
   return work;
 }
 
@@ -386,10 +402,31 @@ void check_logits() {
   REQUIRE(numbers == other_numbers);
 }
 
+bool are_same(const Work& a, const Work& b) {
+  return a.parameter == b.parameter && a.first.data == b.first.data &&
+         a.second.data == b.second.data;
+}
+
+// Takes a dense gradient in blocks of rows, the last one first.
+void step_in_blocks(Work& work) {
+  const int64_t n = work.step.gradient.rows, block = 1 + below(n);
+  work.pointed();
+  unpack_counters(work.step);
+  for (int64_t begin = (n - 1) / block * block; begin >= 0; begin -= block) {
+    const int64_t rows = std::min(block, n - begin), size = bytes_of(work.step.dtype);
+    Bytes values(rows * work.step.dim * size);
+    std::memcpy(values.as<char>(), work.values.as<char>() + begin * work.step.dim * size,
+                rows * work.step.dim * size);
+    sketchoptim_move_rows(&work.step, values.as<void>(), work.step.dtype, begin, rows,
+                          one_of<int32_t>({1, 2, 3}));
+  }
+  sketchoptim_end_rows(&work.step);
+}
+
 void check_step() {
   Work by_one = random_work();
   check_that_a_nan_is_found(by_one);
-  Work by_many = by_one;
+  Work by_many = by_one, before = by_one;
   by_one.step.threads = 1;
   by_many.step.threads = one_of<int32_t>({2, 3, 4});
   for (Work* work : {&by_one, &by_many}) {
@@ -400,10 +437,13 @@ void check_step() {
       work->step.gradient.sums = nullptr;
     sketchoptim_step(work->pointed());
   }
-  REQUIRE(by_one.parameter == by_many.parameter);
-  REQUIRE(by_one.first.data == by_many.first.data);
-  REQUIRE(by_one.second.data == by_many.second.data);
+  REQUIRE(are_same(by_one, by_many));
   REQUIRE(by_one.row_values == by_many.row_values);
+  REQUIRE(by_one.column_shares == by_many.column_shares);
+  const Gradient& g = before.step.gradient;
+  if (g.ids || g.rows == 0 || !sketchoptim_takes_rows(before.pointed())) return;
+  step_in_blocks(before);
+  REQUIRE(are_same(by_one, before));
 }
 
 // A parameter's step as one of several, with all the memory that it points to.
