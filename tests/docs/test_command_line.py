@@ -82,7 +82,7 @@ def test_every_command_is_on_the_page():
     names = {
         (program, command.name or command.callback.__name__)
         for program, app in (("sketchoptim", _cli.build_app()), ("experiments", build_app()))
-        for command in app.registered_commands
+        for command in (*app.registered_commands, *app.registered_groups)
     }
     rows = re.findall(r"^\| `(sketchoptim|experiments) (\w+)", PAGE, re.MULTILINE)
     assert names == set(rows)

@@ -74,6 +74,7 @@ class DeferredGradient(Tensor):
     parts would take more memory than the plain one becomes the plain one.
 
     >>> weight = torch.nn.Parameter(torch.zeros(1000, 2))
+    >>> from sketchoptim.deferred import Lookups
     >>> lookups = Lookups(weight, torch.tensor([3, 5, 3]), torch.ones(3, 2), is_sparse=False)
     >>> weight.grad = DeferredGradient(weight, [lookups])
     >>> weight.grad.rows(3, 6)

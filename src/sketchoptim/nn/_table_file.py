@@ -12,13 +12,13 @@ import os
 import secrets
 import stat
 import sys
-import warnings
 import weakref
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from .._files import replace_file, sync_folder
 from .._validation import check_keys
+from .._warning import warn
 
 Shape = tuple[int, int, str]
 """Rows, dim and dtype of a table."""
@@ -183,10 +183,9 @@ class WriteLock:
                 str(path),
             ) from error
         except OSError as error:  # a network file system without locks
-            warnings.warn(
+            warn(
                 f"{path} cannot be locked ({error.strerror}); make sure that no other process "
-                "trains it",
-                stacklevel=3,
+                "trains it"
             )
 
     @classmethod
