@@ -174,7 +174,7 @@ def checksum(key: str, state: State) -> int:
     if key == "step":  # wrappers turn it into a number, and the shape into a list
         value = float(value), state.get("began_after", 0)
     elif key == "shape":
-        value = torch.as_tensor(value).tolist()
+        value = value.tolist() if isinstance(value, Tensor) else list(value)
     if not isinstance(value, Tensor):
         return zlib.crc32(repr((key, value)).encode())
     if type(value) not in PLAIN_TENSORS or value.is_meta:
