@@ -291,8 +291,9 @@ extern "C" void sketchoptim_run(const Calls* calls) {
     Step& s = *call.step;
     if (call.step->finding == kIsNotFinite) return;
     ++*s.step_count;
-    if (s.n == 0 || s.dim == 0) return;
+    if (s.dim == 0) return;
     begin_moments(call);
+    if (s.n == 0) return;  // of a table that processes divide, whose counters decay here too
     sketchoptim_step(&s);
     if (s.columns) end_columns(s, call.rule->second_decay, call.rule->second_weight);
   });

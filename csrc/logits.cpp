@@ -64,8 +64,6 @@ INLINE Lanes exponential(Lanes x) {
   return x < -87.0f ? Lanes{} : result;
 }
 
-INLINE float exponential_of(float x) { return exponential(all(x))[0]; }
-
 struct Logit {
   Lanes value;
   Lanes slope;  // the derivative of a capped logit by the product

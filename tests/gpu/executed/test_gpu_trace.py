@@ -61,7 +61,7 @@ def traced_step(memory: so.Memory) -> list[str]:
 def test_a_lean_step_is_one_sort_and_five_kernels():
     names = traced_step(PRESETS["lean-0.1"])
     assert names == ["collect_keys", "sort", "begin", "inspect", "move_rows", "finish"]
-    assert len(names) - 1 + sort_operations(32) == models(Case())["lean-0.1"].operations
+    assert len(names) - 1 + sort_operations(32) == models(Case())["lean"].operations
 
 
 ORDINARY = ("lean-0.1", "row-wise", "exact", "8-bit", "paper-mv", "paper-v")
