@@ -186,7 +186,7 @@ def test_it_is_warned_of_once_a_parameter_that_the_reference_steps_it(memory):
     optimizer = SignMomentum([{"params": parameters, "memory": memory}])
     message = (
         r"^the parameter of shape \[30, 4\] is stepped by the reference kernels, which are many "
-        "times slower: its rule is no FusedRule, so only the reference knows it"
+        "times slower: the CPU kernels support only FusedRule"
     )
     for parameter in parameters:
         parameter.grad = torch.ones(SHAPE)

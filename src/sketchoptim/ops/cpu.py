@@ -137,9 +137,12 @@ class CpuKernels:
     def unsupported_reason(self, gradient: Tensor, rule: AnyRule) -> str:
         """Why `prepare` gave None for a gradient of this parameter, and the remedy."""
         if isinstance(gradient, DeferredGradient):
-            return f"there is no kernel for its {gradient!r}"
+            return (
+                f"there is no kernel for its {gradient!r} with these moments and this rule; use "
+                "moments without columns, or so.materialize_gradients(model)"
+            )
         reason = _unsupported_layout(gradient, "its gradient")
-        return reason or "its rule is no FusedRule, so only the reference knows it"
+        return reason or "the CPU kernels support only FusedRule"
 
     def prepare(
         self, gradient: Tensor, rule: AnyRule, *, is_checked: bool, rounding_key: int | None

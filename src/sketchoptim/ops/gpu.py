@@ -161,7 +161,7 @@ class GpuKernels:
     def unsupported_reason(self, gradient: Tensor, rule: AnyRule) -> str:
         """Why `prepare` gave None, and the remedy."""
         if type(rule) is not FusedRule:
-            return "its rule is no FusedRule, so only the reference knows it"
+            return "the GPU kernels support only FusedRule"
         if isinstance(gradient, DeferredGradient):
             return f"there is no kernel for its {gradient!r}"
         return f"its gradient is a {type(gradient).__name__}; use a plain tensor"
