@@ -96,7 +96,7 @@ UNREADABLE = {
     ),
     "without memory": (Elsewhere(), FUSED, "its gradient is a Elsewhere; use a plain tensor"),
     "lazily negated": (torch._neg_view(contiguous()), FUSED, "its gradient is negated lazily; use"),
-    "a rule of one's own": (contiguous(), Rule(lambda rows, *_: rows), "its rule is no FusedRule"),
+    "a rule of one's own": (contiguous(), Rule(lambda rows, *_: rows), "support only FusedRule"),
 }
 
 
