@@ -6,13 +6,14 @@ logits stay in the cache, and gradients are computed along with the loss, so tha
 autocast; the table and its gradient stay in float32.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Generator, Tensor
 
 from sketchoptim.nn._output_table import OutputTable
 
+Products = Literal["float32", "bfloat16"]
 _CHUNK_ELEMENTS = 1 << 21  # logits of a chunk: 8 MB in float32
 
 

@@ -1,14 +1,15 @@
 """The language model of the experiments: two large tables around a small dense body."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
+import torch
 from torch import Generator, Tensor, nn
 
 from sketchoptim.nn import SampledSoftmax
 from sketchoptim.nn._output_table import OutputTable
 
-from .full_softmax import FullSoftmax
+from .full_softmax import FullSoftmax, Products
 
 State = tuple[Tensor, Tensor]
 
@@ -26,6 +27,7 @@ class ModelSettings:
         samples: negatives a step of the sampled softmax; 0 takes the full softmax, whose table
             gets dense gradients and belongs to the body.
         dropout: share of inputs and outputs of the LSTM that training sets to zero.
+        products: dtype of the full softmax's matrix products, as under autocast.
     """
 
     dim: int = 256
@@ -34,6 +36,7 @@ class ModelSettings:
     projection: int = 0
     samples: int = 1024
     dropout: float = 0.0
+    products: Products = "float32"
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -43,6 +46,8 @@ class ModelSettings:
                 raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+        if self.products not in get_args(Products):
+            raise ValueError(f"products must be in {get_args(Products)}, got {self.products!r}")
 
 
 class Model(nn.Module):
@@ -100,6 +105,7 @@ class LanguageModel(Model):
             self.softmax = SampledSoftmax(width, classes, samples=settings.samples, bias=True)
         else:
             self.softmax = FullSoftmax(width, classes, bias=True)
+            self.softmax.products = getattr(torch, settings.products)
 
     def forward(self, words: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Hidden vectors [batch, length, width] for words [batch, length], and the last state."""

@@ -1,16 +1,14 @@
 """A Transformer language model whose tables get dense gradients from a full softmax."""
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from .full_softmax import FullSoftmax
+from .full_softmax import FullSoftmax, Products
 from .models import Model
-
-Products = Literal["float32", "bfloat16"]
 
 
 @dataclass(frozen=True, kw_only=True)
