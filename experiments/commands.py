@@ -223,7 +223,9 @@ def bench_command(
     ] = False,
     only: Annotated[
         list[str] | None,
-        typer.Option(help="A part: steps, scaling, training, tables or heads; repeatable."),
+        typer.Option(
+            help="A part: steps, scaling, training, tables, many, dense, bags or heads; repeatable."
+        ),
     ] = None,
     case: Annotated[
         list[str] | None,

@@ -9,12 +9,12 @@ from typing import Literal, get_args
 
 from ..data import data_file, find_file
 
-Part = Literal["steps", "scaling", "training", "tables", "heads"]
+Part = Literal["steps", "scaling", "training", "tables", "many", "dense", "bags", "heads"]
 Clock = Literal["wall", "cpu"]
 Axis = Literal["rows", "touched", "dim", "depth", "threads"]
 PARTS: tuple[Part, ...] = get_args(Part)
-# Without those that take half an hour.
-USUAL_PARTS: tuple[Part, ...] = ("steps", "scaling", "training", "tables")
+# Without those that take long, or more than 10 GB.
+USUAL_PARTS: tuple[Part, ...] = ("steps", "scaling", "training", "tables", "many", "dense")
 
 COUNTS_NAME = Path("lm1b") / "word_counts_i32.npy"
 
@@ -107,6 +107,36 @@ class TablesShape:
     def __str__(self) -> str:
         size = f"{len(self.rows)} tables of {min(self.rows):,} to {max(self.rows):,} x {self.dim}"
         return f"{size}, {self.batch:,} examples"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BagsShape:
+    """A whole training step of tables whose lookups are pooled: bags of so many ids."""
+
+    tables: TablesShape
+    ids_a_bag: int
+
+    def __str__(self) -> str:
+        return f"{self.tables}, bags of {self.ids_a_bag}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseShape:
+    """A step of a table ``[rows, dim]`` along a dense gradient, both of a dtype of torch's."""
+
+    rows: int
+    dim: int
+    dtype: str
+
+    @classmethod
+    def of(cls, case: Case) -> tuple["DenseShape", ...]:
+        """The case's table, all of it touched, in both dtypes."""
+        return tuple(
+            cls(rows=case.rows, dim=case.dim, dtype=dtype) for dtype in ("float32", "bfloat16")
+        )
+
+    def __str__(self) -> str:
+        return f"{self.rows:,} x {self.dim} {self.dtype}, a dense gradient"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,6 +238,17 @@ def criteo_tables(most_rows: int) -> TablesShape:
     return TablesShape(rows=tuple(min(rows, most_rows) for rows in _CRITEO), dim=64, batch=2_048)
 
 
+def bags_of(most_rows: int) -> tuple[BagsShape, ...]:
+    """The same tables with bags of one id and of twenty, and one table of `most_rows`."""
+    tables = criteo_tables(most_rows)
+    single = TablesShape(rows=(most_rows,), dim=128, batch=40_000)
+    return (
+        BagsShape(tables=tables, ids_a_bag=1),
+        BagsShape(tables=tables, ids_a_bag=20),
+        BagsShape(tables=single, ids_a_bag=1),
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """A whole run.
@@ -215,10 +256,13 @@ class Settings:
     Args:
         cases: tables and coalesced gradients; each table also gets one raw gradient.
         tokens: entries of a raw gradient, with duplicates.
-        methods: names of `methods.RIVALS`; None takes all.
+        methods: names of `methods.RIVALS` and `updates.DENSE_METHODS`; None takes all usual ones.
         sweeps: how the time grows.
         training: whole training steps of a language model.
         tables: whole training steps of many tables.
+        counts: of small tables that one step moves.
+        dense: steps along dense gradients.
+        bags: whole training steps of tables whose lookups are pooled.
         heads: whole training steps of a vocabulary head.
         parts: which of these are run.
         threads: of torch and of the kernels; the sweep over threads has its own.
@@ -237,6 +281,9 @@ class Settings:
     sweeps: tuple[Sweep, ...] = SWEEPS
     training: tuple[TrainingShape, ...] = TRAINING
     tables: tuple[TablesShape, ...] = (criteo_tables(1_000_000),)
+    counts: tuple[int, ...] = (1, 26, 200)
+    dense: tuple[DenseShape, ...] = DenseShape.of(Case(rows=1_000_000, dim=128, touched=1_000_000))
+    bags: tuple[BagsShape, ...] = bags_of(1_000_000)
     heads: tuple[HeadShape, ...] = HEADS
     parts: tuple[Part, ...] = USUAL_PARTS
     threads: int = 1
@@ -273,6 +320,9 @@ class Settings:
             ),
             training=(TrainingShape(rows=100_000, dim=256, tokens=2_560, samples=1_024),),
             tables=(criteo_tables(100_000),),
+            counts=(1, 26),
+            dense=DenseShape.of(Case(rows=100_000, dim=128, touched=100_000)),
+            bags=bags_of(100_000)[:1],
             heads=HEADS[:2],
             seconds=0.2,
             least=3,

@@ -15,7 +15,6 @@ import torch
 from ..machine import last_level_cache_bytes
 from .cases import Clock
 from .gradients import Batch
-from .methods import Stepper
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -89,13 +88,20 @@ class StreamAddition:
         return 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Entrant:
-    """A method with its gradients, which take turns, and its number of threads."""
+    """A method: its step, and what comes before each turn with the number of the turn, untimed."""
 
-    method: Stepper
-    batches: Sequence[Batch]
+    step: Callable[[], object]
+    prepare: Callable[[int], object] = lambda _: None
     threads: int
+    loops: int = 1
+    """Steps of a turn, whose mean is measured: more than one for steps of microseconds."""
+
+    def run(self) -> None:
+        """The steps of a turn."""
+        for _ in range(self.loops):
+            self.step()
 
 
 def measure_in_turn(
@@ -119,10 +125,11 @@ def measure_in_turn(
         begin = time.perf_counter()
         entrant = entrants[key]
         torch.set_num_threads(entrant.threads)
-        entrant.method.prepare(entrant.batches[len(measured[key]) % len(entrant.batches)])
+        entrant.prepare(len(measured[key]))
         if flusher is not None:
             flusher.flush_()
-        measured[key] += lap_seconds([entrant.method.step], clock=clock)
+        (elapsed,) = lap_seconds([entrant.run], clock=clock)
+        measured[key].append(elapsed / entrant.loops)
         return time.perf_counter() - begin
 
     with threads(torch.get_num_threads()), _no_garbage_collection():

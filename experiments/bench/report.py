@@ -9,6 +9,7 @@ from .cases import Settings
 from .heads import HeadResult
 from .runs import Comparison, FixedCost, SweepResult
 from .training import TrainingResult
+from .updates import UpdateTimes
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -27,6 +28,9 @@ class Report:
     scaling: list[SweepResult] = dataclasses.field(default_factory=list)
     training: list[list[TrainingResult]] = dataclasses.field(default_factory=list)
     tables: list[list[TrainingResult]] = dataclasses.field(default_factory=list)
+    many: list[UpdateTimes] = dataclasses.field(default_factory=list)
+    dense: list[UpdateTimes] = dataclasses.field(default_factory=list)
+    bags: list[UpdateTimes] = dataclasses.field(default_factory=list)
     heads: list[list[HeadResult]] = dataclasses.field(default_factory=list)
 
     @property

@@ -22,6 +22,7 @@ from .measure import (
 )
 from .methods import BASELINE, ROWS, Rival, Stepper, select_rivals
 from .training import MANY_TABLES, TrainingResult, train_language_model, train_tables
+from .updates import UpdateTimes, bag_steps, dense_steps, small_tables
 
 Say = Callable[[str], None]
 
@@ -92,6 +93,7 @@ class Bench:
     ) -> None:
         self.settings, self.frequencies, self.say = settings, frequencies, say
         self.rivals = tuple(c for c in select_rivals(settings.methods) if c.name not in absent)
+        self.absent = frozenset(absent)
         self.flusher = CacheFlusher()
 
     # -- single steps ------------------------------------------------------------------------
@@ -194,7 +196,7 @@ class Bench:
                 for seed in self._seeds()
             ]
             for name, method in tables[table].items():
-                entrants[name, value] = Entrant(method, batches, count)
+                entrants[name, value] = _entrant(method, batches, count)
         timings = self._measure(entrants)
         others = [name for name in ("rows", "dim", "touched") if name != sweep.axis]
         return SweepResult(
@@ -222,6 +224,23 @@ class Bench:
             yield train_tables(shape, self.settings, names, self.flusher)
             gc.collect()
 
+    # -- updates -----------------------------------------------------------------------------
+
+    def many(self) -> Iterator[UpdateTimes]:
+        """Steps over many small tables."""
+        self.say("steps over small tables")
+        return small_tables(self.settings, self.absent)
+
+    def dense(self) -> Iterator[UpdateTimes]:
+        """Steps along dense gradients."""
+        self.say("steps along dense gradients")
+        return dense_steps(self.settings)
+
+    def bags(self) -> Iterator[UpdateTimes]:
+        """Whole training steps of bags of lookups."""
+        self.say("training steps of bags")
+        return bag_steps(self.settings, self.absent)
+
     def heads(self) -> Iterator[list[HeadResult]]:
         """Whole training steps of a vocabulary head."""
         for shape in self.settings.heads:
@@ -240,7 +259,7 @@ class Bench:
         return {rival.name: rival.build(parameter, rival.memory) for rival in rivals}
 
     def _entrant(self, method: Stepper, batches: list[Batch]) -> Entrant:
-        return Entrant(method, batches, self.settings.threads)
+        return _entrant(method, batches, self.settings.threads)
 
     def _measure(self, entrants: dict[Key, Entrant], *, is_cold: bool = True) -> dict[Key, Timing]:
         return measure_in_turn(
@@ -250,3 +269,12 @@ class Bench:
             clock=self.settings.clock,
             flusher=self.flusher if is_cold else None,
         )
+
+
+def _entrant(method: Stepper, batches: list[Batch], threads: int) -> Entrant:
+    """A method whose gradients take turns."""
+    return Entrant(
+        step=method.step,
+        prepare=lambda turn: method.prepare(batches[turn % len(batches)]),
+        threads=threads,
+    )

@@ -14,10 +14,10 @@ from rich.console import Console
 from ..data import DATA_VARIABLE
 from ..locks import locked
 from ..machine import load_average, machine_facts, peak_memory_bytes, versions
-from .cases import COUNTS_NAME, Case, HeadShape, Settings, default_counts
+from .cases import COUNTS_NAME, Case, DenseShape, HeadShape, Settings, default_counts
 from .gradients import WordFrequencies
 from .measure import threads
-from .methods import absence_reasons, select_rivals
+from .methods import BY_NAME, absence_reasons, select_rivals
 from .report import Report
 from .runs import Bench
 from .tables import (
@@ -27,7 +27,9 @@ from .tables import (
     ratio_table,
     sweep_table,
     training_table,
+    update_table,
 )
+from .updates import DENSE_METHODS
 
 
 def bench_settings(
@@ -46,8 +48,9 @@ def bench_settings(
     options: dict[str, Any] = {
         "parts": None if not parts else tuple(parts),
         "cases": tuple(parsed) or None,
+        "dense": tuple(shape for case in parsed for shape in DenseShape.of(case)) or None,
         "heads": tuple(shape for case in parsed for shape in HeadShape.of(case)) or None,
-        "methods": None if not methods else tuple(rival.name for rival in select_rivals(methods)),
+        "methods": _known_methods(methods or ()) or None,
         "threads": threads,
         "clock": clock,
         "seconds": seconds,
@@ -55,6 +58,14 @@ def bench_settings(
     }
     given = {name: value for name, value in options.items() if value is not None}
     return dataclasses.replace(Settings.quick() if quick else Settings(), **given)
+
+
+def _known_methods(names: Sequence[str]) -> tuple[str, ...]:
+    known = dict.fromkeys((*BY_NAME, *DENSE_METHODS))
+    for name in names:
+        if name not in known:
+            raise ValueError(f"method must be one of {', '.join(known)}, got {name!r}")
+    return tuple(names)
 
 
 def run_bench(
@@ -106,6 +117,15 @@ def _measure(report: Report, frequencies: WordFrequencies, console: Console) -> 
             for results in bench.tables():
                 report.tables.append(results)
                 console.print(training_table(results, report, console))
+        for part, measure, kept in (
+            ("many", bench.many, report.many),
+            ("dense", bench.dense, report.dense),
+            ("bags", bench.bags, report.bags),
+        ):
+            if part in settings.parts:
+                for times in measure():
+                    kept.append(times)
+                    console.print(update_table(times, report, console))
         if "heads" in settings.parts:
             for heads in bench.heads():
                 report.heads.append(heads)

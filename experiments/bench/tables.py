@@ -19,6 +19,7 @@ from .methods import BASELINE, BY_NAME
 from .report import Report
 from .runs import Comparison, SweepResult
 from .training import TrainingResult
+from .updates import UpdateTimes
 
 
 def comparison_table(comparison: Comparison, report: Report, console: Console) -> Group:
@@ -112,6 +113,24 @@ def training_table(results: list[TrainingResult], report: Report, console: Conso
         rows.append(row)
     title = f"a whole training step: {results[0].shape}"
     return _tables(title, columns, rows, report, console)
+
+
+def update_table(times: UpdateTimes, report: Report, console: Console) -> Group:
+    """One row for each method: the time of a step, and over that of the first method."""
+    first = next(iter(times.timings.values()))
+    columns = ["method", "median", "quartiles", "x first", "least", "x first"]
+    rows = [
+        [
+            title,
+            _milliseconds(timing.median),
+            _quartiles(timing),
+            f"{timing.median / first.median:.3f}",
+            _milliseconds(timing.least),
+            f"{timing.least / first.least:.3f}",
+        ]
+        for title, timing in times.timings.items()
+    ]
+    return _tables(times.title, columns, rows, report, console)
 
 
 def head_table(results: list[HeadResult], report: Report, console: Console) -> Group:

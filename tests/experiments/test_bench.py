@@ -16,7 +16,9 @@ from experiments import machine
 from experiments.bench import fbgemm, heads, level, measure, methods, training
 from experiments.bench.cases import (
     PARTS,
+    BagsShape,
     Case,
+    DenseShape,
     HeadShape,
     Point,
     Settings,
@@ -28,6 +30,7 @@ from experiments.bench.gradients import WordFrequencies
 from experiments.bench.measure import Entrant, measure_in_turn
 from experiments.bench.methods import BY_NAME, RIVALS
 from experiments.bench.session import run_bench
+from experiments.bench.updates import DENSE_METHODS
 from experiments.commands import build_app
 from sketchoptim.ops import cpu
 
@@ -57,6 +60,18 @@ TINY = Settings(
     ),
     training=(TrainingShape(rows=300, dim=8, tokens=40, samples=16),),
     tables=(TablesShape(rows=(300, 1, 7), dim=8, batch=20),),
+    counts=(1, 2),
+    dense=(DenseShape(rows=50, dim=8, dtype="bfloat16"),),
+    bags=(
+        BagsShape(
+            tables=TablesShape(
+                rows=(300, 7),
+                dim=8,
+                batch=20,
+            ),
+            ids_a_bag=3,
+        ),
+    ),
     heads=(HeadShape(rows=300, dim=8, tokens=20, dtype="float32"),),
     parts=PARTS,
     seconds=0.0,
@@ -150,6 +165,27 @@ def test_a_head_is_timed_and_its_gradient_counted(finished):
     assert plain.ratio == 1.0
     assert fused.bytes_a_weight < plain.bytes_a_weight
     assert "head of 300 x 8 float32, 20 tokens" in printed
+
+
+def test_steps_over_small_tables_along_dense_gradients_and_of_bags_are_timed(finished):
+    report, printed, _ = finished
+    assert [it.title for it in report.many] == [
+        "1 table of 1,000 x 16, sparse gradients of 8 rows",
+        "1 table of 16 x 16, dense gradients",
+        "2 tables of 1,000 x 16, sparse gradients of 8 rows",
+        "2 tables of 16 x 16, dense gradients",
+    ]
+    assert list(report.many[0].timings)[:2] == ["torch SparseAdam", "so.Adam, lean"]
+    usual = [method.title for method in DENSE_METHODS.values() if method.is_usual]
+    for times in (report.many[1], *report.dense):
+        assert list(times.timings) == usual
+    (bags,) = report.bags
+    assert list(bags.timings) == [
+        f"so.Adam, lean, {kind} gradients" for kind in ("deferred", "sparse")
+    ]
+    for times in (*report.many, *report.dense, bags):
+        assert times.title in printed
+        assert all(timing.least > 0 for timing in times.timings.values())
 
 
 def test_extra_memory_is_that_of_the_task():
@@ -296,29 +332,12 @@ def test_an_fbgemm_for_another_torch_is_reported_not_raised(monkeypatch):
 # -- measuring -------------------------------------------------------------------------------
 
 
-class Recorder:
-    """A method that writes down what happens to it."""
-
-    def __init__(self):
-        self.events = []
-
-    def prepare(self, batch):
-        self.events.append(batch)
-
-    def step(self):
-        self.events.append("step")
-
-    def state_bytes(self):
-        return 0
-
-
-def test_repetitions_take_the_batches_in_turn_after_one_that_does_not_count():
-    first, second = Recorder(), Recorder()
-    entrants = {"a": Entrant(first, ["x", "y"], 1), "b": Entrant(second, ["z"], 1)}
-    timings = measure_in_turn(entrants, seconds=0.0, least=3, flusher=None)
-    assert first.events == ["x", "step", "x", "step", "y", "step", "x", "step"]
-    assert second.events == ["z", "step"] * 4
-    assert {name: timing.repetitions for name, timing in timings.items()} == {"a": 3, "b": 3}
+def test_repetitions_are_numbered_after_one_that_does_not_count():
+    events = []
+    entrant = Entrant(step=lambda: events.append("step"), prepare=events.append, threads=1, loops=2)
+    timings = measure_in_turn({"a": entrant}, seconds=0.0, least=3, flusher=None)
+    assert events == [0, "step", "step", 0, "step", "step", 1, "step", "step", 2, "step", "step"]
+    assert timings["a"].repetitions == 3
 
 
 # -- options ---------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ class Binding:
     """One parameter with its state and options; immutable, and built again when they change.
 
     Kept from step to step, because building it takes longer than a small step: without it a step on
-    four short rows takes 8 times as long (`python -m experiments.studies.small_steps`).
+    four short rows takes 8 times as long.
     """
 
     parameter: Tensor

@@ -226,8 +226,8 @@ class Optimizer(Algorithm):
     def _validated_options(self, group: Group) -> Options:
         """The options of a group, all but the rate: the same object while they are the same.
 
-        Kept because a step on four short rows that validates them takes twice as long
-        (`python -m experiments.studies.small_steps`). The rate may change with every step.
+        Kept because a step on four short rows that validates them takes twice as long. The rate may
+        change with every step.
         """
         if type(group["lr"]) is not float or not 0.0 <= group["lr"] < float("inf"):
             check_number("lr", group["lr"], allow_tensor=True)
