@@ -122,8 +122,8 @@ class RankOne(Storage):
 class TopSingular(Storage):
     """The best rank-one approximation in l2, computed again after every update.
 
-    A baseline for comparisons, not for training: a step solves a ``dim x dim`` eigenproblem. Its
-    bits depend on the number of threads, as those of torch's matrix products do.
+    A baseline for comparisons, not for training: a step solves a ``dim x dim`` eigenproblem, and
+    runs on one thread.
     """
 
     def describe(self, width: int | None = None) -> str:

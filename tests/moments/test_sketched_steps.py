@@ -79,7 +79,7 @@ def test_the_order_of_ids_in_a_gradient_changes_no_bit(name):
 def test_the_number_of_threads_changes_no_bit_of_the_reference(name, shape, monkeypatch):
     """Shapes at which torch shares its sums out between threads: from 2^15 elements on.
 
-    The rank-one fit in l2 is a baseline on LAPACK, which promises no such thing.
+    `test_top_singular.py` has the rank-one fit in l2, which solves problems of dim x dim.
     """
     monkeypatch.setattr(_rows, "CHUNK_ELEMENTS", 36_000)  # one row at a time, if it is that wide
     if "paper" in name or name == "bucket":  # in crowded tables, a Python loop over rows

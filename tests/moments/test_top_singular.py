@@ -1,8 +1,9 @@
 """The best rank-one approximation in l2."""
 
+import backends
 import pytest
 import torch
-from gradients import STREAMS, start
+from gradients import STREAMS, dense_stream, start
 from hypothesis import given
 from hypothesis import strategies as st
 from moment_runs import moved, opened, random_rows
@@ -55,3 +56,20 @@ def test_gradients_of_zero_move_nothing_and_spoil_nothing(kind):
     parameter.grad = next(STREAMS[kind](shape, 1)) * 0
     optimizer.step()
     assert torch.equal(parameter, start(shape))
+
+
+@pytest.mark.parametrize("shape", [(2, 500), (33_000, 8)], ids=str)
+def test_the_number_of_threads_changes_no_bit(shape):
+    """Shapes at which products, eigenvectors and sums of float64 depend on it in torch."""
+    gradients = list(dense_stream(shape, 2))
+    results = []
+    for threads in (1, 2):
+        parameter = torch.nn.Parameter(start(shape).double())
+        memory = so.Memory(so.TopSingular(), so.TopSingular())
+        optimizer = so.Adam([{"params": [parameter], "memory": memory}])
+        with backends.stepping_by(None, threads=threads):
+            for gradient in gradients:
+                parameter.grad = gradient.double()
+                optimizer.step()
+        results.append(parameter.detach())
+    assert torch.equal(*results)

@@ -1,10 +1,24 @@
 """The best rank-one approximation in l2 after every update: a baseline."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
 from ..storage import TopSingular
 from ._moment import Average, Moment, Name, Part, Table
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Without it the bits of sums and matrix products would depend on the number of threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 class TopSingularMoment(Moment, storage=TopSingular):
@@ -35,6 +49,7 @@ class TopSingularMoment(Moment, storage=TopSingular):
     def columns(self) -> Tensor:
         return self.tensors["columns"]
 
+    @_one_thread()
     def begin_(self, average: Average, touched: int) -> None:
         super().begin_(average, touched)
         columns = self.columns.double()
@@ -46,10 +61,12 @@ class TopSingularMoment(Moment, storage=TopSingular):
         old = torch.outer(self.rows[ids], self.columns).double()
         return old, self.average.after(old, values.double())
 
+    @_one_thread()
     def gather_(self, ids: Tensor, values: Tensor) -> None:
         old, new = self._exact(ids, values)
         self._gram += new.t() @ new - old.t() @ old
 
+    @_one_thread()
     def update_(self, ids: Tensor, values: Tensor) -> Tensor:
         if self._fitted is None:
             top = torch.linalg.eigh(self._gram).eigenvectors[:, -1]
@@ -65,6 +82,7 @@ class TopSingularMoment(Moment, storage=TopSingular):
         """A non-negative matrix has non-negative factors, but for rounding."""
         return estimates if self.name == "first" else estimates.clamp_min_(0)
 
+    @_one_thread()
     def end_(self) -> None:
         if self._fitted is not None:  # some row was touched
             self.rows.mul_(self.columns.double() @ self._fitted)
