@@ -111,7 +111,12 @@ class TablesShape:
 
 @dataclass(frozen=True, kw_only=True)
 class BagsShape:
-    """A whole training step of tables whose lookups are pooled: bags of so many ids."""
+    """A whole training step of tables whose lookups are pooled.
+
+    Args:
+        tables: and how many examples there are, each with a bag of every table.
+        ids_a_bag: the mean number of ids in a bag; 1 if all bags have one.
+    """
 
     tables: TablesShape
     ids_a_bag: int

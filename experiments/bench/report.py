@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from .bags import BagsResult
 from .cases import Settings
 from .heads import HeadResult
 from .runs import Comparison, FixedCost, SweepResult
@@ -30,8 +31,8 @@ class Report:
     tables: list[list[TrainingResult]] = dataclasses.field(default_factory=list)
     many: list[UpdateTimes] = dataclasses.field(default_factory=list)
     dense: list[UpdateTimes] = dataclasses.field(default_factory=list)
-    bags: list[UpdateTimes] = dataclasses.field(default_factory=list)
     heads: list[list[HeadResult]] = dataclasses.field(default_factory=list)
+    bags: list[list[BagsResult]] = dataclasses.field(default_factory=list)
 
     @property
     def conditions(self) -> str:

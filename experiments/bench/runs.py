@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import nn
 
+from .bags import BagsResult, train_bags
 from .cases import Axis, Case, Settings, Sweep
 from .gradients import Batch, WordFrequencies
 from .heads import HeadResult, train_heads
@@ -22,7 +23,7 @@ from .measure import (
 )
 from .methods import BASELINE, ROWS, Rival, Stepper, select_rivals
 from .training import MANY_TABLES, TrainingResult, train_language_model, train_tables
-from .updates import UpdateTimes, bag_steps, dense_steps, small_tables
+from .updates import UpdateTimes, dense_steps, small_tables
 
 Say = Callable[[str], None]
 
@@ -236,16 +237,18 @@ class Bench:
         self.say("steps along dense gradients")
         return dense_steps(self.settings)
 
-    def bags(self) -> Iterator[UpdateTimes]:
-        """Whole training steps of bags of lookups."""
-        self.say("training steps of bags")
-        return bag_steps(self.settings, self.absent)
-
     def heads(self) -> Iterator[list[HeadResult]]:
         """Whole training steps of a vocabulary head."""
         for shape in self.settings.heads:
             self.say(f"training steps: {shape}")
             yield train_heads(shape, self.settings)
+            gc.collect()
+
+    def bags(self) -> Iterator[list[BagsResult]]:
+        """Whole training steps of embedding bags."""
+        for shape in self.settings.bags:
+            self.say(f"training steps: {shape}")
+            yield from train_bags(shape, self.settings, self.flusher)
             gc.collect()
 
     # -- shared ------------------------------------------------------------------------------

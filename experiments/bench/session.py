@@ -21,6 +21,7 @@ from .methods import BY_NAME, absence_reasons, select_rivals
 from .report import Report
 from .runs import Bench
 from .tables import (
+    bags_table,
     comparison_table,
     fixed_cost_table,
     head_table,
@@ -120,7 +121,6 @@ def _measure(report: Report, frequencies: WordFrequencies, console: Console) -> 
         for part, measure, kept in (
             ("many", bench.many, report.many),
             ("dense", bench.dense, report.dense),
-            ("bags", bench.bags, report.bags),
         ):
             if part in settings.parts:
                 for times in measure():
@@ -130,6 +130,10 @@ def _measure(report: Report, frequencies: WordFrequencies, console: Console) -> 
             for heads in bench.heads():
                 report.heads.append(heads)
                 console.print(head_table(heads, report, console))
+        if "bags" in settings.parts:
+            for bags in bench.bags():
+                report.bags.append(bags)
+                console.print(bags_table(bags, report, console))
     if report.steps:
         console.print(ratio_table(report, console))
 

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from sketchoptim._formatting import readable_bytes
 
+from .bags import BagsResult
 from .heads import HeadResult
 from .measure import Timing
 from .methods import BASELINE, BY_NAME
@@ -152,6 +153,29 @@ def head_table(results: list[HeadResult], report: Report, console: Console) -> G
         for it in results
     ]
     title = f"a whole training step: {plain.shape}; peak beyond the resident model"
+    return _tables(title, columns, rows, report, console)
+
+
+def bags_table(results: list[BagsResult], report: Report, console: Console) -> Group:
+    """One row for each method: the whole step over FBGEMM's and over sparse gradients'."""
+    others = {"fbgemm": "x FBGEMM", "sparse": "x sparse"}
+    columns = ["tables, optimizer", "step", *others.values(), "least, x FBGEMM"]
+    columns += ["forward", "backward", "optimizer"]
+    least = {it.method: it.total.least for it in results}
+    rows = [
+        [
+            it.title,
+            _milliseconds(it.total.median),
+            *(f"{it.ratios[name]:.3f}" if name in it.ratios else "absent" for name in others),
+            f"{it.total.least / least['fbgemm']:.3f}" if "fbgemm" in least else "absent",
+            *(_milliseconds(part.median) for part in (it.forward, it.backward, it.optimizer)),
+        ]
+        for it in results
+    ]
+    first = results[0]
+    network = "with a small network" if first.has_network else "without a network"
+    threads = f"{first.threads} thread{'s' if first.threads > 1 else ''}"
+    title = f"a whole training step: {first.shape}, {network}, {threads}"
     return _tables(title, columns, rows, report, console)
 
 

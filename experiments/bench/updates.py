@@ -1,17 +1,16 @@
-"""Steps over many small tables and along dense gradients, and whole steps of bags of lookups."""
+"""Steps over many small tables and along dense gradients."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import sketchoptim as so
 
-from .cases import BagsShape, Settings
+from .cases import Settings
 from .fbgemm import fbgemm_tables
-from .gradients import TYPICAL_GRADIENT, Batch, WordFrequencies
+from .gradients import Batch
 from .measure import Entrant, Timing, measure_in_turn
 from .methods import BASELINE, BY_NAME, RATE
 
@@ -93,12 +92,6 @@ def dense_steps(settings: Settings) -> Iterator[UpdateTimes]:
         yield _measured(str(shape), _dense_steps([table], settings), settings)
 
 
-def bag_steps(settings: Settings, absent: frozenset[str]) -> Iterator[UpdateTimes]:
-    """Whole steps (forward, backward, update) of the tables of a recommender in one layer."""
-    for shape in settings.bags:
-        yield _measured(str(shape), _bag_entrants(shape, settings, absent), settings)
-
-
 def _is_asked_for(name: str, settings: Settings, *, first: str) -> bool:
     return settings.methods is None or name in settings.methods or name == first
 
@@ -164,54 +157,4 @@ def _dense_steps(
         if is_named or name == _FIRST or (settings.methods is None and method.is_usual):
             step = method.optimizer(tables).step
             found[method.title] = Entrant(step=step, threads=settings.threads, loops=loops)
-    return found
-
-
-def _bag_entrants(
-    shape: BagsShape, settings: Settings, absent: frozenset[str]
-) -> dict[str, Entrant]:
-    frequencies = WordFrequencies.zipf(rows=max(shape.tables.rows))
-    generator = np.random.default_rng(settings.seed)
-    count = shape.tables.batch * shape.ids_a_bag
-    batches = [
-        torch.cat([frequencies.tokens(rows, count, generator) for rows in shape.tables.rows])
-        for _ in range(settings.batches)
-    ]
-    bags = shape.tables.batch * len(shape.tables.rows)
-    offsets = torch.arange(bags + 1) * shape.ids_a_bag
-    dim = shape.tables.dim
-    gradient = torch.randn(shape.tables.batch, dim * len(shape.tables.rows)) * TYPICAL_GRADIENT
-
-    def entrant(
-        lookup: Callable[[Tensor, Tensor], Tensor], finish: Callable[[], object]
-    ) -> Entrant:
-        ids = batches[0]
-
-        def prepare(turn: int) -> None:
-            nonlocal ids
-            ids = batches[turn % len(batches)]
-
-        def step() -> None:
-            lookup(ids, offsets).backward(gradient)
-            finish()
-
-        return Entrant(step=step, prepare=prepare, threads=settings.threads)
-
-    def ours(*, deferred: bool) -> Entrant:
-        tables = {f"table_{at}": (rows, dim) for at, rows in enumerate(shape.tables.rows)}
-        layer = so.nn.EmbeddingBags(tables, deferred=deferred)
-        optimizer = so.Adam(layer.parameters(), lr=RATE)
-
-        def finish() -> None:
-            optimizer.step()
-            optimizer.zero_grad()
-
-        return entrant(layer, finish)
-
-    found = {}
-    if "fbgemm" not in absent:
-        layer = fbgemm_tables([(rows, dim) for rows in shape.tables.rows], lr=RATE)
-        found[BY_NAME["fbgemm"].title] = entrant(layer, lambda: None)
-    found["so.Adam, lean, deferred gradients"] = ours(deferred=True)
-    found["so.Adam, lean, sparse gradients"] = ours(deferred=False)
     return found

@@ -167,7 +167,7 @@ def test_a_head_is_timed_and_its_gradient_counted(finished):
     assert "head of 300 x 8 float32, 20 tokens" in printed
 
 
-def test_steps_over_small_tables_along_dense_gradients_and_of_bags_are_timed(finished):
+def test_steps_over_small_tables_and_along_dense_gradients_are_timed(finished):
     report, printed, _ = finished
     assert [it.title for it in report.many] == [
         "1 table of 1,000 x 16, sparse gradients of 8 rows",
@@ -179,13 +179,23 @@ def test_steps_over_small_tables_along_dense_gradients_and_of_bags_are_timed(fin
     usual = [method.title for method in DENSE_METHODS.values() if method.is_usual]
     for times in (report.many[1], *report.dense):
         assert list(times.timings) == usual
-    (bags,) = report.bags
-    assert list(bags.timings) == [
-        f"so.Adam, lean, {kind} gradients" for kind in ("deferred", "sparse")
-    ]
-    for times in (*report.many, *report.dense, bags):
+    for times in (*report.many, *report.dense):
         assert times.title in printed
         assert all(timing.least > 0 for timing in times.timings.values())
+
+
+def test_whole_steps_of_bags_are_timed_with_and_without_a_network_on_one_thread_and_two(finished):
+    report, printed, _ = finished
+    assert [(it[0].threads, it[0].has_network) for it in report.bags] == [
+        (1, True),
+        (1, False),
+        (2, True),
+        (2, False),
+    ]
+    for results in report.bags:
+        assert [it.method for it in results] == ["sparse", "armed", "bags", "bags-plain"]
+        assert results[0].ratios == {"sparse": 1.0}
+    assert "bags of 3, with a small network, 2 threads" in printed
 
 
 def test_extra_memory_is_that_of_the_task():
