@@ -1,8 +1,13 @@
 import json
+import re
+from pathlib import Path
 
 import pytest
 
+from experiments.studies import results_figures
 from experiments.studies.results_page import main
+
+ROOT = Path(__file__).parents[2]
 
 
 def write_run(folder, method, rate, seed, valid, test):
@@ -37,15 +42,6 @@ def test_a_row_has_all_seeds_at_the_rate_that_was_best_on_validation_data(folder
     assert lines[-1] == "4 runs, 2.0 CPU hours"
 
 
-def test_figures_are_drawn(folder, tmp_path):
-    main([f"wikitext2-adam={folder}", "--output", str(tmp_path / "figures")])
-    assert {path.name for path in (tmp_path / "figures").iterdir()} == {
-        "quality_examples.png",
-        "quality_state.png",
-        "quality_time.png",
-    }
-
-
 def test_a_folder_without_runs_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no finished runs in .*; run experiments"):
         main([f"wikitext2-adam={tmp_path}"])
@@ -64,3 +60,22 @@ def test_kept_runs_make_the_same_table_and_are_kept_once(folder, tmp_path, capsy
     assert capsys.readouterr().out == from_folder
     assert "| LEAN | 3 | 113.0 ± 2.0 |" in from_folder
     assert len(file.read_text().splitlines()) == 5
+
+
+def test_the_figures_of_the_page_are_drawn_from_the_kept_runs(tmp_path):
+    results_figures.main(["--output", str(tmp_path)])
+    page = (ROOT / "docs" / "results.md").read_text("utf-8")
+    drawn = {path.name for path in tmp_path.iterdir()}
+    assert drawn == set(re.findall(r"figures/(\w+\.png)", page)) - {"memory.png"}
+
+
+def test_a_row_without_kept_runs_replaces_the_kept_seeds_of_its_method():
+    found = results_figures.points("transformer_converged-small", "test")
+    (adamw,) = (it for it in found if it.method == "exact")
+    assert (adamw.mean, adamw.deviation) == (136.5, 4.6)
+
+
+def test_the_times_of_the_figure_are_those_of_the_page():
+    page = (ROOT / "docs" / "results.md").read_text("utf-8").replace("`", "").replace("**", "")
+    for row in results_figures.step_times():
+        assert f"| {row['what']} | {row['baseline']} | {row['avx512']} | {row['avx2']} |" in page
