@@ -24,7 +24,6 @@ from .defaults.runs import TASKS, Grid
 from .results_page import best_row, read_runs
 
 MEASURED = Path(__file__).parents[1] / "measured"
-_STYLE = {"font.size": 11, "axes.spines.top": False, "axes.spines.right": False}
 _LEAST = -20.0  # percent of Adam's result; points further behind are drawn here
 
 
@@ -113,7 +112,7 @@ def main(arguments: list[str] | None = None) -> None:
         "step_times.png": times_figure,
         "behind.png": behind_figure,
     }
-    with rc_context(_STYLE):
+    with rc_context({"font.size": 11, "axes.spines.top": False, "axes.spines.right": False}):
         for name, draw in drawn.items():
             draw().savefig(folder / name, dpi=130)
             print(folder / name)
