@@ -78,3 +78,33 @@ def test_the_form_of_the_paper_can_underestimate():
 def test_sizes_for_impossible_errors_are_refused(size, change, message):
     with pytest.raises(ValueError, match=message):
         size(**{"epsilon": 0.1, "delta": 0.1} | change)
+
+
+@given(rows=st.lists(st.tuples(st.floats(1e-3, 1e3), st.floats(0.0, 1e3)), min_size=1, max_size=20))
+def test_the_mean_step_is_at_least_what_the_verdict_promises(rows):
+    truth, excess = torch.tensor(rows, dtype=torch.float64).T
+    error = float(excess.norm() / truth.norm())
+    shares, weights = (truth / (truth + excess)).sqrt(), truth.square()
+    mean_share = float((shares * weights).sum() / weights.sum())
+    assert mean_share >= (1 + error) ** -0.5 - 1e-12
+
+
+@pytest.mark.parametrize(
+    ("error", "verdict"),
+    [
+        (0.0, "wide"),
+        (0.049, "wide"),
+        (0.05, "fine"),
+        (1.0, "fine"),
+        (1.01, "too narrow: error above 1"),
+        (math.inf, "too narrow: error above 1"),
+    ],
+)
+def test_the_verdict_has_the_limits_that_the_page_states(error, verdict):
+    assert theory.error_verdict(error) == verdict
+
+
+@pytest.mark.parametrize("error", [-0.1, math.nan])
+def test_a_verdict_on_no_error_at_all_is_refused(error):
+    with pytest.raises(ValueError, match="relative_error must be at least 0"):
+        theory.error_verdict(error)

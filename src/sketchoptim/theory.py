@@ -11,6 +11,8 @@ from ._validation import check_positive, check_positive_int
 
 # A hash row of a count-sketch exceeds its error with at most this probability.
 _MISS = 1 / 8
+# Relative errors between which a sketch is "fine".
+_WIDE, _NARROW = 0.05, 1.0
 
 
 class SketchSize(NamedTuple):
@@ -72,6 +74,31 @@ def count_min_guarantee(*, depth: int, width: int, items: int = 1, dim: int = 1)
     for name, count in (("depth", depth), ("width", width), ("items", items), ("dim", dim)):
         check_positive_int(name, count)
     return Guarantee(math.e / width, min(1.0, items * dim * math.exp(-depth)))
+
+
+def error_verdict(relative_error: float) -> str:
+    """Whether a sketched moment with this relative error is "fine", "wide" or "too narrow".
+
+    The relative error is ``e = |estimate - v| / |v|`` in l2 over the rows. For a second moment
+    whose estimates are never below the truth, as lean's, steps shrink by ``sqrt(v / estimate)``.
+    The mean of that over the rows, weighted by ``v^2``, is at least ``1 / sqrt(1 + e)``
+    (`tests/test_theory.py::test_the_mean_step_is_at_least_what_the_verdict_promises`).
+
+    - Above 1 it is too narrow: the bound is below 0.71, and for a first moment the estimates are
+      further from the truth than zeros are.
+    - Below 0.05 it is wide: the bound is above 0.97, so fewer counters would do.
+    - Otherwise it is fine.
+
+    The error of rare rows hardly counts: their share of ``v^2`` is small.
+
+    >>> error_verdict(0.3)
+    'fine'
+    """
+    if not relative_error >= 0.0:
+        raise ValueError(f"relative_error must be at least 0, got {relative_error}")
+    if relative_error > _NARROW:
+        return f"too narrow: error above {_NARROW:g}"
+    return "wide" if relative_error < _WIDE else "fine"
 
 
 def _check_error(epsilon: float, delta: float, items: int, dim: int) -> None:

@@ -14,12 +14,12 @@ from sketchoptim.diagnostics import estimate_error, power_law
 ROWS, DIM = 2_000, 8
 
 
-def trained(memory, *, steps=3, touched=300, kind=so.Adam, **options):
+def trained(memory, *, steps=3, touched=300, kind=so.Adam, exponent=1.0, **options):
     """An optimizer of one table after some steps over Zipf-distributed rows."""
     table = nn.Embedding(ROWS, DIM, sparse=True)
     generator = torch.Generator().manual_seed(0)
     optimizer = kind([("table", table.weight)], memory=memory, **options)
-    frequencies = 1 / torch.arange(1, ROWS + 1, dtype=torch.float64)
+    frequencies = torch.arange(1, ROWS + 1, dtype=torch.float64) ** -exponent
     for _ in range(steps):
         optimizer.zero_grad()
         ids = torch.multinomial(frequencies, touched, replacement=True, generator=generator)
@@ -79,6 +79,22 @@ def test_a_first_moment_above_its_limit_is_reported_as_overflowing(beta, is_over
     assert found.is_overflowing is is_overflowing
     assert ("load above" in str(so.diagnose(optimizer))) is is_overflowing
     assert found_in(optimizer, "second").limit is None
+
+
+@pytest.mark.parametrize(
+    ("ratio", "exponent", "verdict"),
+    [
+        (1 / 8, 1.0, "fine"),
+        (1 / 8, 0.0, "too narrow: error above 1"),  # all rows are alike, and share counters
+        (4, 1.0, "wide"),
+    ],
+)
+def test_the_verdict_depends_on_the_width_and_on_the_spread_of_the_rows(ratio, exponent, verdict):
+    memory = so.Memory(second=so.Sketched(ratio=ratio, conservative=True))
+    optimizer, _ = trained(memory, steps=20, exponent=exponent)
+    assert found_in(optimizer, "second").verdict == verdict
+    assert found_in(optimizer, "gradient").verdict == ""
+    assert str(so.diagnose(optimizer)).splitlines()[-1].endswith(f"  {verdict}")
 
 
 @pytest.mark.parametrize("memory", ["lean-0.1", "paper-v-only"])

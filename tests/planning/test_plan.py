@@ -96,3 +96,14 @@ def test_the_printed_plan_explains_every_parameter():
 )
 def test_a_first_moment_is_described(first, words):
     assert words in str(so.plan([("words", (5000, 8))], 1.0, first=first))
+
+
+def test_the_verdict_of_a_table_follows_from_its_predicted_error():
+    model = nn.ModuleDict(
+        {name: nn.Embedding(5_000, 16, sparse=True) for name in ("words", "users")}
+    )
+    found = so.plan(model, "10KB", zipf={"words.weight": 0.9, "users.weight": 0.0})
+    words, users = found.parameters
+    assert (words.verdict, users.verdict) == ("fine", "too narrow: error above 1")
+    assert str(found).splitlines()[2].endswith("  too narrow: error above 1")
+    assert [it.verdict for it in so.plan(model, 1.0, finest="array").parameters] == ["", ""]

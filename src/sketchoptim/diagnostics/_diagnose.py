@@ -16,6 +16,7 @@ from ..deferred import DeferredGradient, gradient_bytes, is_row_sparse, rows_of
 from ..moments import Moment, SketchError, estimate_error, load_limit, occupied_share
 from ..optim._binding import live_moments
 from ..optim.base import Group, Optimizer
+from ..theory import error_verdict
 from ._power_law import PowerLaw, power_law, power_law_of
 
 Quantity = Literal["tensor", "gradient", "first", "second"]
@@ -23,13 +24,13 @@ Quantity = Literal["tensor", "gradient", "first", "second"]
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What is known of one gradient or moment of one parameter; None where it does not apply."""
+    """The spread, load and error of one gradient or moment; None if a number does not apply."""
 
     parameter: str
     quantity: Quantity
     power_law: PowerLaw
     kept: str = ""
-    """Where a moment lives, or how many bytes a gradient takes; empty for a tensor."""
+    """The storage of a moment, or the bytes of a gradient; empty for a tensor."""
     top_kept: float | None = None
     """The share of the earlier heaviest rows that are among the heaviest now."""
     occupied: float | None = None
@@ -45,6 +46,13 @@ class Finding:
     def is_overflowing(self) -> bool:
         """Whether the load is above the limit of a first moment."""
         return self.load is not None and self.limit is not None and self.load > self.limit
+
+    @property
+    def verdict(self) -> str:
+        """ "fine", "wide", or "too narrow" with the reason; empty for what is not sketched."""
+        if self.is_overflowing:
+            return f"too narrow: load above {self.limit:.0f}"
+        return "" if self.error is None else error_verdict(self.error.relative)
 
     def scalars(self) -> dict[str, float]:
         """The numbers that apply, by name, for a log."""
@@ -70,13 +78,12 @@ class Diagnosis:
     def __str__(self) -> str:
         header = (
             "parameter", "quantity", "kept", "half in rows", "half in elements", "top kept",
-            "occupied", "load", "relative error", "",
+            "occupied", "load", "relative error", "verdict",
         )  # fmt: skip
         lines: list[tuple[str, ...]] = [header]
         for found in self.findings:
             law = found.power_law
             error = None if found.error is None else found.error.relative
-            overflow = f"load above {found.limit:.0f}" if found.is_overflowing else ""
             lines.append(
                 (
                     *(found.parameter, found.quantity, found.kept),
@@ -84,7 +91,7 @@ class Diagnosis:
                     *(_share(found.top_kept), _share(found.occupied)),
                     "" if found.load is None else f"{found.load:.3g}",
                     _share(error),
-                    overflow,
+                    found.verdict,
                 )
             )
         return text_table(lines, left=3)
@@ -97,13 +104,14 @@ def diagnose(subject: Optimizer | Tensor, *, since: Diagnosis | None = None) -> 
     For each current gradient and each moment: the share of rows, and of elements, that holds half
     of the mass (small is good: `PowerLaw`), and the share of the earlier 100 heaviest rows that are
     among them now. For each sketch: how full it is, active rows per bucket per step (while there is
-    a gradient), whether that is above the limit of a first moment, and its error, estimated from
-    the counters alone (`estimate_error`).
+    a gradient), its error, estimated from the counters alone (`estimate_error`), and a verdict:
+    "fine", "wide", or "too narrow" with the reason (`sketchoptim.theory.error_verdict`; a first
+    moment is too narrow also if its load is above `Finding.limit`).
 
-    Of a deferred gradient that a step has used, nothing is found: its weight has moved.
+    A deferred gradient that a step has used has no finding, because its weight has moved.
 
-    It reads all rows in chunks: time grows with the parameters, memory does not, and nothing
-    changes. `watch` calls it at regular intervals during a run.
+    `diagnose` reads all rows in chunks: time grows with the parameters, memory does not, and
+    nothing is modified. `watch` calls it at regular intervals during a run.
 
     Args:
         subject: One of our optimizers, or a tensor of any shape, sparse or dense.

@@ -14,13 +14,14 @@ from .._names import trained_parameters
 from .._parsing import check_table, parse_table
 from ..diagnostics import MemoryReport, ParameterMemory
 from ..storage import Memory
-from ._prediction import PredictedError
+from ..theory import error_verdict
+from ._prediction import NO_ERROR, PredictedError
 
 _REMEDY = "a plan is what Plan.to_json() writes"
 _LEGEND = """\
 Zipf: the exponent of row frequencies. Error: what collisions add to the second moment v of the rows
 that a step touches, |estimate - v| / |v|; row: the median of (estimate - v) / v, where rare rows
-weigh most.
+weigh most. Verdict: too narrow is an error above 1, wide one below 0.05.
 Sketches wider than the default, which finest="array" offers, train better on some tasks only."""
 
 
@@ -29,18 +30,25 @@ class PlannedParameter(ParameterMemory):
     """The planned state of one parameter: its memory, its bytes, its error, and the reason."""
 
     memory: Memory | None
-    """Of a table; None where the parameter is kept exact because its gradients are dense."""
+    """The memory of a table; None if the parameter stays exact because its gradients are dense."""
     error: PredictedError | None
-    """Of a table's second moment, where it has one."""
+    """The predicted error of a table's second moment; None without one."""
     exponent: float | None
     """The Zipf exponent of a table's row frequencies, measured or assumed."""
     reason: str
     sent_bytes: int
-    """What a rank sends in a step so that all ranks keep the same state."""
+    """Bytes that a rank sends in a step so that all ranks keep the same state."""
     file_bytes: int
-    """Of the weights, where they live in a file (`so.nn.FileEmbedding`); else 0."""
+    """Bytes of the weights if they live in a file (`so.nn.FileEmbedding`); else 0."""
     paged_bytes: int
-    """Of the file's pages that a step reads and writes, at most."""
+    """Bytes of the file's pages that a step reads and writes, at most."""
+
+    @property
+    def verdict(self) -> str:
+        """ "fine", "wide" or "too narrow: ..."; empty without a sketch (`theory.error_verdict`)."""
+        if self.error is None or self.error == NO_ERROR:
+            return ""
+        return error_verdict(self.error.relative)
 
     def to_dict(self) -> dict[str, Any]:
         """The planned parameter in dicts, lists, numbers and strings."""
@@ -64,7 +72,7 @@ class PlannedParameter(ParameterMemory):
 
 @dataclass(frozen=True)
 class Plan(MemoryReport):
-    """What `plan` chose for each parameter; printing it gives a table that says why.
+    """The memory that `plan` chose for each parameter; printing it gives a table with the reasons.
 
     ``plan.memory["embedding.weight"]`` is the `Memory` of one table; ``plan.param_groups(model)``
     are groups for the optimizer. Its bytes are those that `memory_report` will measure
@@ -84,7 +92,7 @@ class Plan(MemoryReport):
 
     @property
     def file_bytes(self) -> int:
-        """Of all weights that live in files."""
+        """Bytes of all weights that live in files."""
         return sum(parameter.file_bytes for parameter in self.parameters)
 
     @property
@@ -161,7 +169,10 @@ class Plan(MemoryReport):
         return parse_table(cls, table, where="plan", parameters=parameters)
 
     def __str__(self) -> str:
-        header = ("parameter", "shape", "kept", "why", "bytes", "of exact", "Zipf", "error", "row")
+        header = (
+            "parameter", "shape", "kept", "why",
+            "bytes", "of exact", "Zipf", "error", "row", "verdict",
+        )  # fmt: skip
         lines: list[tuple[str, ...]] = [header]
         for p in self.parameters:
             shape = " x ".join(f"{size:,}" for size in p.shape)
@@ -172,13 +183,13 @@ class Plan(MemoryReport):
                 errors = (f"{p.error.relative:.2%}", f"{p.error.median:.0%}")
             sizes = (f"{p.state_bytes:,}", f"{share:.3%}", exponent, *errors)
             kept = "exact" if p.memory is None else p.memory.describe(p.shape[0])
-            lines.append((p.name, shape, kept, p.reason, *sizes))
-        totals = (f"{self.state_bytes:,}", f"{self.ratio:.3%}", "", "", "")
+            lines.append((p.name, shape, kept, p.reason, *sizes, p.verdict))
+        totals = (f"{self.state_bytes:,}", f"{self.ratio:.3%}", "", "", "", "")
         lines.append(("total", "", "", f"of {self.budget_bytes:,} allowed", *totals))
         return "\n".join([text_table(lines, left=4), *self._notes(), _LEGEND])
 
     def _notes(self) -> Iterator[str]:
-        """What the columns do not say: tables in files, and what ranks hold and send."""
+        """Lines below the table: tables in files, and the bytes that ranks hold and send."""
         for p in self.parameters:
             if p.file_bytes:
                 yield (
