@@ -42,7 +42,7 @@ LAYERS = (
 )
 # The modules of optim/, in the order in which they may import each other.
 OPTIM = (
-    {"_shards", "_schedulers", "_signals"},
+    {"_digests", "_shards", "_schedulers", "_signals"},
     {"_checks", "_state", "_exchange"},
     {"_algorithm", "_clip"},
     {"_binding", "_torch_step"},
@@ -63,6 +63,7 @@ ROOMS = {path.name for path in ROOT.iterdir() if (path / "__init__.py").exists()
 # Every import of a private module of another room.
 PRIVATE_IMPORTS = {
     "sketchoptim.diagnostics._diagnose -> optim._binding",
+    "sketchoptim.diagnostics._inspection -> optim._digests",
     "sketchoptim.diagnostics._inspection -> optim._state",
     "sketchoptim.diagnostics._memory_report -> optim._shards",
     "sketchoptim.diagnostics._memory_report -> optim._state",

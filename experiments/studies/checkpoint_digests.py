@@ -18,7 +18,7 @@ from unittest import mock
 import torch
 
 import sketchoptim as so
-from sketchoptim.optim import _state
+from sketchoptim.optim import _digests
 
 from ..errors import run_study
 
@@ -49,9 +49,9 @@ def measure(memory: str, rows: int, dim: int, rounds: int) -> dict[str, float]:
         path = Path(folder) / "state.pt"
 
         def without_digests() -> dict[str, Any]:
-            with mock.patch.object(_state, "digest", return_value=None):
+            with mock.patch.object(_digests, "digest", return_value=None):
                 saved = optimizer.state_dict()
-            del saved["state"][0][_state.DIGEST]
+            del saved["state"][0][_digests.DIGEST]
             return saved
 
         saved, bare = optimizer.state_dict(), without_digests()

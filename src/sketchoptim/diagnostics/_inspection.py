@@ -14,7 +14,8 @@ from .. import moments
 from .._formatting import text_table
 from .._validation import check_count, check_flag, check_int, check_keys, check_tensor
 from ..moments import Moment, Name, SketchError, Table, estimate_error, occupied_share
-from ..optim._state import check_digest, parts_of
+from ..optim._digests import check_digest
+from ..optim._state import parts_of
 from ..storage import PRESETS, Memory
 
 # What the unpickler raises on a file that is no checkpoint depends on the file's bytes.

@@ -22,8 +22,8 @@ from .._names import keyed_parameters
 from .._validation import is_dtensor
 from ..deferred import is_row_sparse
 from ._algorithm import EXACT, Algorithm, Group
+from ._digests import checksum
 from ._shards import local
-from ._state import checksum
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

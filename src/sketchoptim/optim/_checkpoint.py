@@ -9,9 +9,10 @@ from torch import Tensor
 from .. import moments
 from .._names import keyed_parameters
 from .._validation import check_keys, is_dtensor
+from .._warning import warn
 from ..moments import Part, Table
 from ..storage import Memory
-from . import _shards, _state
+from . import _digests, _shards, _state
 from ._algorithm import EXACT, Algorithm, Group
 from ._checks import TORCH_FLAGS
 
@@ -43,9 +44,11 @@ def pack(optimizer: Algorithm) -> Packed:
                 for entry, part in _parts(optimizer, group, table, entries).items():
                     entries[entry] = _shards.as_global(parameter, part, entries[entry])
             if entries:
-                entries[_state.DIGEST] = _state.digest(entries)
+                entries[_digests.DIGEST] = _digests.digest(entries)
             state[numbers[parameter]] = entries
-    return {"state": state, "param_groups": groups}
+    # Not in the groups, whose options some libraries build optimizers from.
+    digest = [_digests.group_digest(group) for group in groups]
+    return {"state": state, "param_groups": groups, _digests.DIGEST: digest}
 
 
 def check_is_dict(packed: object) -> None:
@@ -58,6 +61,12 @@ def load_(optimizer: Algorithm, packed: Packed) -> None:
     """Restores what `pack` gave, or says what differs and changes nothing."""
     check_keys("the checkpoint", packed, required=("state", "param_groups"), optional=None)
     groups = _checked_groups(optimizer, packed["param_groups"])
+    changed = _digests.changed_options(packed["param_groups"], packed.get(_digests.DIGEST))
+    if changed:  # no error: a rate may be edited on purpose, as in torch.optim
+        warn(
+            f"options of the checkpoint are not those it was saved with: {', '.join(changed)}. "
+            "If you did not change them, load another copy of the checkpoint"
+        )
     states = _checked_states(optimizer, groups, packed["state"])
     restored: defaultdict[Tensor | str, Any] = defaultdict(dict)
     # torch.distributed.checkpoint numbers parameters by strings: what is left is not ours.
@@ -166,7 +175,7 @@ def _checked_states(
         for entry, part in _parts(optimizer, saved_group, table, state).items():
             state[entry] = _shards.as_held(parameter, part, state[entry])
         _state.check_saved(where, table, state, _stored_moments(optimizer, saved_group, state))
-        _state.check_digest(where, whole)
+        _digests.check_digest(where, whole)
         found[parameter] = state
     return found
 
