@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#define SKETCHOPTIM_ABI 16
+#define SKETCHOPTIM_ABI 17
 
 enum DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 enum Kind : int32_t { kNone = 0, kExact = 1, kRowWise = 2, kSketch = 3 };
@@ -84,6 +84,7 @@ struct Step {
   float* column_roots;
   float* column_inverses;
   int64_t* column_shares;
+  uint64_t share_step;  // the number of the step, by which rows are chosen that give shares
   void* workspace;    // of sketchoptim_workspace() bytes, aligned to 64
   float step_size;
   float second_root;

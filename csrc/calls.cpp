@@ -277,7 +277,7 @@ extern "C" int64_t sketchoptim_check_values(const Calls* calls, void* memory) {
   Memory parts(memory);
   for (int64_t i = 0; i < calls->count; ++i) place(calls->call[i], parts);
   for_calls(*calls, [](const Call& call, int32_t) {
-    if (call.step->columns) begin_columns(*call.step);
+    if (call.step->columns) begin_columns(*call.step, *call.step->step_count + 1);
     if (call.step->is_inspected && !sketchoptim_inspect(call.step))
       call.step->finding = kIsNotFinite;
   });

@@ -8,7 +8,8 @@ constexpr double kLeastFactor = 0x1p-20;
 
 }  // namespace
 
-void begin_columns(const Step& s) {
+void begin_columns(Step& s, double number) {
+  s.share_step = static_cast<uint64_t>(number);
   double sum = 0.0;
   for (int64_t c = 0; c < s.dim; ++c) sum += s.columns[c];
   const double mean = sum / static_cast<double>(std::max<int64_t>(1, s.dim));

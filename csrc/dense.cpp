@@ -16,9 +16,13 @@ constexpr int64_t kBytesAhead = 8192;
 
 int64_t counters_of(const Moment& m) { return is_conservative(m) ? m.depth * m.width : 0; }
 
+// What all threads share of the workspace, and behind it what each has for the shares of columns.
 int64_t bytes_of_pairs(const Step& s) {
-  return 2 * counters_of(s.second) * bytes_of(s.second.dtype);
+  const int64_t bytes = 2 * counters_of(s.second) * bytes_of(s.second.dtype);
+  return (bytes + kCacheLine - 1) / kCacheLine * kCacheLine;
 }
+
+int64_t bytes_of_shares(const Step& s) { return shares_size(s) * static_cast<int64_t>(sizeof(float)); }
 
 // Calls visit(counters) with their type.
 template <typename Visit>
@@ -112,7 +116,7 @@ void move_rows(const Step& s, Span rows, void* room) {
     const Columns g(s, r);
     float inverse = 1.0f;
     if (kIsByRow)
-      inverse = update.of_row(second.move(r, mean_square(g, square_sum(g, s.dim))));
+      inverse = update.of_row(second.move(r, mean_square(g, hashed_id_of(s, r))));
     prefetch_ahead<Columns::kValues>(s, r);
     Row row{}, next{};
     enter(s, r, row);
@@ -139,7 +143,7 @@ bool is_taken_row_by_row(const Step& s) {
 }
 
 int64_t workspace_row_by_row(const Step& s) {
-  return bytes_of_pairs(s) + (s.columns ? std::max(1, s.threads) * s.dim * 4 : 0);
+  return bytes_of_pairs(s) + std::max(1, s.threads) * bytes_of_shares(s);
 }
 
 void unpack_counters(const Step& s) {
@@ -162,7 +166,7 @@ void move_rows(const Step& s) {
     using Columns = typename decltype(kind)::type;
     for_parts(parts, [&](int64_t part) {
       const Span rows = share(s.gradient.rows, part, parts);
-      void* room = static_cast<char*>(s.workspace) + bytes_of_pairs(s) + part * s.dim * 4;
+      void* room = static_cast<char*>(s.workspace) + bytes_of_pairs(s) + part * bytes_of_shares(s);
       if (s.first.kind == kExact)
         move_rows<Columns, ExactMoment<Columns::kWeights>>(s, rows, room);
       else

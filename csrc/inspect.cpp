@@ -15,6 +15,8 @@ bool is_refused(const float* g, int64_t dim, float largest) {
 template <int32_t P>
 int32_t inspect_rows(const Step& s) {
   const Gradient& g = s.gradient;
+  // A square is at most so many means, since a factor is at most the number of columns.
+  const auto dim = static_cast<float>(s.dim), most_squares = s.columns ? dim * dim : dim;
   int64_t refused = 0;
   in_parallel(s, false, RowWork{1, 0}, [&](Span rows, Span columns, float* buffer) {
     int64_t mine = 0;
@@ -24,11 +26,11 @@ int32_t inspect_rows(const Step& s) {
       const float* x = g.sums && !is_alone(g, r)
                            ? gathered<P>(s, r, columns, g.sums + g.slots[r] * s.dim)
                            : gradient_of<P>(s, r, columns, buffer);
-      const float squares = square_sum(InMemory{x}, s.dim);
-      // If the sum of squares is within the bound of one square, every number is within its own.
-      if (!(squares <= s.largest_gradient * s.largest_gradient))
+      const float mean = mean_square(InMemory{x}, hashed_id_of(s, r));
+      // Each number is within its bound if the sum of squares is within that of one square.
+      if (!(mean * most_squares <= 0.5f * s.largest_gradient * s.largest_gradient))
         mine += is_refused(x, s.dim, s.largest_gradient);
-      if (s.row_values) s.row_values[r] = mean_square(InMemory{x}, squares);
+      if (s.row_values) s.row_values[r] = mean;
     };
     in_groups(s, rows, [&](int64_t first, int64_t stride, int64_t count) ALWAYS {
       for (int64_t i = 0; i < count; ++i) inspect(first + i * stride);

@@ -34,15 +34,18 @@ inline Span share_of_rows(const Gradient& g, RowWork unit, int64_t part, int64_t
   return {first_row(part), first_row(part + 1)};
 }
 
-// Of the workspace: each thread has a buffer for the gradients of a group of rows.
+// Of the workspace, in numbers of 32 bits: each thread has a buffer for the gradients of a group of
+// rows, and behind them for its shares.
 INLINE int64_t gradients_size(const Step& s) {
   return (std::min(kStreams, s.gradient.rows) * s.dim + kLine - 1) / kLine * kLine;
 }
 
-// Behind them it has a number for each column if there are factors of columns.
-INLINE int64_t buffer_size(const Step& s) {
-  return gradients_size(s) + (s.columns ? (s.dim + kLine - 1) / kLine * kLine : 0);
+// The sums of shares, 64 bits for each column if there are factors of columns.
+INLINE int64_t shares_size(const Step& s) {
+  return s.columns ? (2 * s.dim + kLine - 1) / kLine * kLine : 0;
 }
+
+INLINE int64_t buffer_size(const Step& s) { return gradients_size(s) + shares_size(s); }
 
 // Calls visit(rows, columns, buffer) on every thread, with its share of the columns or of the rows.
 template <typename Visit>

@@ -122,8 +122,8 @@ void update_ordered_rows(const Step& s) {
 }
 
 // Inlined into every sweep it would make the library 5 % larger.
-__attribute__((noinline)) float mean_square_of(const float* g, int64_t dim, MeanSquares& means) {
-  return means(InMemory{g}, square_sum(InMemory{g}, dim));
+__attribute__((noinline)) float mean_square_of(const float* g, int64_t hashed_id, MeanSquares& means) {
+  return means(InMemory{g}, hashed_id);
 }
 
 // The sweep without; rows that were not inspected have in row_values what moved_by_row() takes.
@@ -140,7 +140,8 @@ void update_free_rows(const Step& s) {
       gradients[i] = gradient_of<P>(s, r, columns, buffer + i * s.dim);
       if (finds_squares)
         s.row_values[r] =
-            moved_by_row(s.second, s.row_values[r], mean_square_of(gradients[i], s.dim, means));
+            moved_by_row(s.second, s.row_values[r],
+                         mean_square_of(gradients[i], hashed_id_of(s, r), means));
       inverses[i] = has_row_values ? update.of_row(s.row_values[r]) : 1.0f;
     };
     for_free_rows(s, rows, columns, finds_squares, look, [&](const Row& row, int64_t i) ALWAYS {

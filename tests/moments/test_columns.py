@@ -3,6 +3,7 @@
 import pytest
 import torch
 from gradients import STREAMS, start
+from hash_specification import mix
 from moment_runs import ADAGRAD, ADAM, moved, opened
 from torch import nn
 
@@ -23,6 +24,11 @@ def random_squares(seed: int, sizes: tuple[float, ...] = (100.0, 1.0, 0.01)) -> 
     return torch.rand(ROWS, DIM, generator=generator) * torch.tensor(sizes) * rows
 
 
+def give_shares(step: int) -> list[int]:
+    """The rows whose squares the factors follow in a step."""
+    return [row for row in range(ROWS) if (mix(row) + step) % 8 == 0]
+
+
 def factors_after(values, average=ADAM, *, steps=1):
     moment = opened(BY_ROW)
     for _ in range(steps):
@@ -39,8 +45,18 @@ def test_the_first_step_divides_by_the_mean_over_a_row_alone():
 @pytest.mark.parametrize("average", [ADAM, ADAGRAD], ids=["Adam", "Adagrad"])
 def test_after_one_step_the_factors_are_those_of_that_step(average):
     values = random_squares(0)
-    expected = (values / values.mean(1, keepdim=True)).mean(0)
+    giving = values[give_shares(1)]
+    expected = (giving / giving.mean(1, keepdim=True)).mean(0)
     torch.testing.assert_close(factors_after(values, average), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_every_row_gives_its_shares_in_one_of_eight_steps():
+    moment = opened(BY_ROW, dim=ROWS)
+    given = []
+    for step in range(1, 9):  # each row has all its mass in a column of its own
+        moved(moment, IDS, torch.eye(ROWS), Average(0.0, 1.0), step=step)
+        given += moment.columns.nonzero().flatten().tolist()
+    assert sorted(given) == list(range(ROWS))
 
 
 def test_a_row_weighs_alike_whatever_its_size():
@@ -52,22 +68,28 @@ def test_a_row_weighs_alike_whatever_its_size():
 def test_the_factors_of_adagrad_are_means_over_all_steps_alike():
     moment = opened(BY_ROW)
     steps = [random_squares(seed, sizes) for seed, sizes in enumerate([(1, 2, 3), (9, 1, 1)])]
-    for values in steps:
-        moved(moment, IDS, values, ADAGRAD)
-    means = [(values / values.mean(1, keepdim=True)).mean(0) for values in steps]
+    means = []
+    for step, values in enumerate(steps, start=1):
+        moved(moment, IDS, values, ADAGRAD, step=step)
+        giving = values[give_shares(step)]
+        means.append((giving / giving.mean(1, keepdim=True)).mean(0))
     torch.testing.assert_close(moment.factors(), sum(means) / 2, rtol=1e-5, atol=1e-6)
 
 
-def test_rows_and_steps_without_mass_leave_the_factors_as_they_are():
+def test_rows_and_steps_without_shares_leave_the_factors_as_they_are():
     values = random_squares(0)
-    values[5:] = 0
-    torch.testing.assert_close(factors_after(values), factors_after(values[:5]), rtol=0, atol=0)
+    values[20:] = 0
+    found = factors_after(values)
+    assert found.min() < 1
+    torch.testing.assert_close(found, factors_after(values[:20]), rtol=0, atol=0)
     moment = opened(BY_ROW)
     moved(moment, IDS, values * 0, ADAM)
     assert moment.factors().tolist() == [1.0] * DIM
     moved(moment, IDS, values, ADAM)
     before = moment.columns.clone()
     moved(moment, IDS, values * 0, ADAM)
+    others = [row for row in range(ROWS) if row not in give_shares(1)]
+    moved(moment, IDS[others], random_squares(1)[others], ADAM)
     assert torch.equal(moment.columns, before)
 
 
@@ -88,10 +110,10 @@ def test_squares_of_rank_one_are_estimated_exactly_once_the_factors_are_known(st
     rows, columns = torch.linspace(0.5, 2.0, ROWS), torch.tensor([2.5, 0.4, 0.1])
     values, sum_of_last = torch.outer(rows, columns), Average(0.0, 1.0)
     moment = opened(storage)
-    moved(moment, IDS[:2], values[:2], sum_of_last)
-    found = moved(moment, IDS[:2], values[:2], sum_of_last)
-    torch.testing.assert_close(found, values[:2], rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(moment.estimate(IDS[:2]), values[:2], rtol=1e-5, atol=1e-6)
+    moved(moment, IDS, values, sum_of_last)
+    found = moved(moment, IDS, values, sum_of_last)
+    torch.testing.assert_close(found, values, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(moment.estimate(IDS), values, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("storage", [BY_ROW, SKETCH], ids=["row-wise", "sketch"])

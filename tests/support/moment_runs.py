@@ -39,7 +39,7 @@ def moved(
     """The estimates after a step over all rows, handed over in chunks of the given sizes."""
     sizes = [len(ids)] if sizes is None else sizes
     chunks = list(zip(ids.split(sizes), values.split(sizes), strict=True))
-    moment.begin_(average, touched=len(ids))
+    moment.begin_(average, touched=len(ids), step=step)
     if moment.gathers:
         for chunk in chunks:
             moment.gather_(*chunk)

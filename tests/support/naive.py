@@ -10,6 +10,7 @@ import dataclasses
 import math
 
 import numpy as np
+from hash_specification import mix
 from naive_sketches import ConservativeCountMin, CountMin, CountSketch, Hash
 
 import sketchoptim as so
@@ -146,12 +147,18 @@ class ColumnsMoment:
 
     def __init__(self, by_row, dim: int) -> None:
         self.by_row, self.sums, self.factors = by_row, np.zeros(dim), np.ones(dim)
+        self.steps = 0
 
     def move(self, rows: Rows, decay: float, weight: float) -> Rows:
+        self.steps += 1
         factors = self.factors
         divided = {i: value / factors for i, value in rows.items()}
         estimates = self.by_row.move(divided, decay, weight)
-        shares = [value / value.mean() for value in rows.values() if value.any()]
+        shares = [
+            value / value.mean()
+            for i, value in rows.items()
+            if value.any() and (mix(i) + self.steps) % 8 == 0
+        ]
         if shares:
             self.sums = decay * self.sums + weight * np.mean(shares, 0)
             self.factors = np.maximum(self.sums / self.sums.mean(), 2.0**-20)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import _hashing
 from .._rows import Chunk, Rows
 from ._moment import (
     ArrayView,
@@ -22,8 +23,11 @@ from ._moment import (
 )
 
 # A row is divided into so many units among its columns. Sums of integers have the same bits in any
-# order: for every number of threads, processes and chunks. 32 rows fit in 32 bits.
+# order: for every number of threads, processes and chunks.
 SHARE_UNITS = 1 << 26
+# Of so many rows one gives its shares, another one in each step. Shares are most of the work that
+# columns add to a step, and a mean over rows does not need all of them.
+ROWS_A_SHARE = 8
 # Of a column's factor. A column of zeros divides by it.
 LEAST_FACTOR = 2.0**-20
 
@@ -36,9 +40,13 @@ class ColumnsMoment(Moment):
 
         r_i <- the row storage, moved by  mean_j(s_ij / h_j)
         v_ij = r_i h_j                                          what the step divides by
-        a_j  = sum_i  round(2^26 s_ij / sum_j(s_ij))            rows without any mass add nothing
+        a_j  = sum_i  round(2^26 s_ij / sum_j(s_ij))            over one row in eight: see below
         c_j  <- decay c_j + weight dim a_j / sum_j(a_j)         nothing changes where all a_j are 0
         h_j  <- max(c_j / mean_j(c_j), 2^-20)                   1 while all c_j are 0
+
+    Row i is in the sum of step t if ``mix(i) + t`` is a multiple of 8, where ``mix`` is the
+    bijection of `_hashing`: a choice that depends on nothing else, and takes each row once in
+    8 steps. Rows without any mass add nothing.
 
     Every row weighs alike in a_j, whatever its size, and every step weighs alike in c_j, whatever
     its number of rows. c_j is the part that is kept. It starts at 0 and is used by its mean, so
@@ -88,9 +96,10 @@ class ColumnsMoment(Moment):
     def start_rows_(self, added: range, fill: float) -> None:
         self.inner.start_rows_(added, fill)
 
-    def begin_(self, average: Average, touched: int) -> None:
-        super().begin_(average, touched)
-        self.inner.begin_(average, touched)
+    def begin_(self, average: Average, touched: int, step: int = 1) -> None:
+        super().begin_(average, touched, step)
+        self.inner.begin_(average, touched, step)
+        self._step = step
         self._factors = self.factors()
         self._shares = torch.zeros_like(self.columns, dtype=torch.int64)
 
@@ -106,7 +115,9 @@ class ColumnsMoment(Moment):
 
     def update_(self, ids: Tensor, values: Tensor) -> Tensor:
         assert self._shares is not None  # begin_
-        self._shares += _shares(values)
+        first_row = 0 if self.held is None else self.held.start
+        gives_shares = (_hashing.mix(ids + first_row) + self._step) % ROWS_A_SHARE == 0
+        self._shares += _shares(values[gives_shares])
         factors = self._factors.to(values.dtype)
         return self.inner.update_(ids, values / factors) * factors
 
@@ -135,6 +146,7 @@ class ColumnsMoment(Moment):
         self.columns.copy_(torch.where(total > 0, moved, self.columns))
 
     def load_(self, rows: Rows, *, start: float) -> None:
+        # All rows of a whole moment give their shares, once.
         shares = torch.zeros_like(self.columns, dtype=torch.int64)
         for chunk in rows.chunks():
             shares += _shares(chunk.gradient)

@@ -247,8 +247,8 @@ class Moment:
         """The tensor that torch.optim's own functions move, where `is_exact`."""
         raise NotImplementedError
 
-    def begin_(self, average: Average, touched: int) -> None:
-        """Starts a step that will touch `touched` rows; decays what decays as a whole."""
+    def begin_(self, average: Average, touched: int, step: int = 1) -> None:
+        """Starts step number `step`, of `touched` rows; decays what decays as a whole."""
         self.average = average
 
     def gather_(self, ids: Tensor, values: Tensor) -> None:
@@ -337,6 +337,7 @@ class Drive:
         moves: The moments; their rows go through together.
         rows: What a step touches.
         gradients: The chunks to take instead of those of `rows`, called once for each pass.
+        step: The number of the step.
     """
 
     def __init__(
@@ -344,14 +345,15 @@ class Drive:
         moves: Sequence[Move],
         rows: RowChunks,
         gradients: Callable[[], Iterator[Chunk]] | None = None,
+        step: int = 1,
     ) -> None:
-        self.moves, self.touched = moves, len(rows)
+        self.moves, self.touched, self.step = moves, len(rows), step
         self.chunks = rows.chunks if gradients is None else gradients
 
     def gather_(self) -> None:
         """Begins, and shows all rows to the moments whose estimates depend on all of them."""
         for move in self.moves:
-            move.moment.begin_(move.average, self.touched)
+            move.moment.begin_(move.average, self.touched, self.step)
         gathering = [move for move in self.moves if move.moment.gathers]
         if gathering:
             for chunk in self.chunks():

@@ -44,8 +44,8 @@ class RankOneMoment(Moment, storage=RankOne):
     def start_rows_(self, added: range, fill: float) -> None:
         self.columns.add_(fill * len(added))
 
-    def begin_(self, average: Average, touched: int) -> None:
-        super().begin_(average, touched)
+    def begin_(self, average: Average, touched: int, step: int = 1) -> None:
+        super().begin_(average, touched, step)
         self.columns.mul_(average.decay)
         self.scale.mul_(average.decay)
         if self.scale < SMALLEST_SCALE:  # rows over it would overflow

@@ -106,8 +106,8 @@ class SketchedMoment(Moment, storage=Sketched):
         if "items" in self.tensors:
             self.tensors["items"].add_(len(added))
 
-    def begin_(self, average: Average, touched: int) -> None:
-        super().begin_(average, touched)
+    def begin_(self, average: Average, touched: int, step: int = 1) -> None:
+        super().begin_(average, touched, step)
         self._key = self.sketch.next_key()
 
     def estimate(self, ids: Tensor) -> Tensor:
@@ -180,8 +180,8 @@ class LinearMoment(SketchedMoment):
     decays_whole = True
     _added: Sketch | None = None  # what this process adds, where rows are divided among several
 
-    def begin_(self, average: Average, touched: int) -> None:
-        super().begin_(average, touched)
+    def begin_(self, average: Average, touched: int, step: int = 1) -> None:
+        super().begin_(average, touched, step)
         self.sketch.scale_(average.decay)
         if self.held is not None:
             self._added = self._over(torch.zeros_like(self.sketch.counters))
@@ -218,8 +218,8 @@ class ConservativeMoment(SketchedMoment):
     decays_whole = True
     sketch: CountMinSketch
 
-    def begin_(self, average: Average, touched: int) -> None:
-        super().begin_(average, touched)
+    def begin_(self, average: Average, touched: int, step: int = 1) -> None:
+        super().begin_(average, touched, step)
         self.sketch.scale_(average.decay)
         # Raising waits until all rows have read: in a list of targets, or, when there are more of
         # them than counters, in a copy of the counters, so that nothing of size n is kept.

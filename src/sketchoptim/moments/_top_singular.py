@@ -50,8 +50,8 @@ class TopSingularMoment(Moment, storage=TopSingular):
         return self.tensors["columns"]
 
     @_one_thread()
-    def begin_(self, average: Average, touched: int) -> None:
-        super().begin_(average, touched)
+    def begin_(self, average: Average, touched: int, step: int = 1) -> None:
+        super().begin_(average, touched, step)
         columns = self.columns.double()
         self._gram = torch.outer(columns, columns) * self.rows.double().square().sum()
         self._fitted: Tensor | None = None

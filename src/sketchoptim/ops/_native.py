@@ -10,7 +10,7 @@ import torch
 
 from .._warning import warn
 
-_ABI = 16
+_ABI = 17
 # Below this many elements, threads cost more than they save.
 ELEMENTS_FOR_THREADS = 1 << 15
 # From torch's name of what the machine can do to our name of what a library was built for.
@@ -74,6 +74,7 @@ class Step(ctypes.Structure):
         ("column_roots", c_void_p),
         ("column_inverses", c_void_p),
         ("column_shares", c_void_p),
+        ("share_step", c_uint64),
         ("workspace", c_void_p),
         ("step_size", c_float),
         ("second_root", c_float),

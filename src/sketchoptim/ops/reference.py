@@ -30,9 +30,18 @@ class Reference:
 
     @torch.no_grad()
     def prepare(
-        self, gradient: Tensor, rule: AnyRule, *, is_checked: bool, rounding_key: int | None
+        self,
+        gradient: Tensor,
+        rule: AnyRule,
+        *,
+        is_checked: bool,
+        rounding_key: int | None,
+        number: int = 1,
     ) -> "ReferenceStep":
-        """The step along a gradient of rows of the parameter; nothing has changed yet."""
+        """The step of this number, along a gradient of rows of the parameter.
+
+        Nothing has changed yet.
+        """
         if rule.reads_before and rule.weight_decay:
             raise ValueError(
                 "weight_decay of a rule with reads_before=True must be 0, got "
@@ -42,7 +51,7 @@ class Reference:
         if rule.reads_before and isinstance(gradient, DeferredGradient):
             # Its rows move in a first pass, after which none could be computed from them again.
             gradient = gradient.to_plain()
-        step = ReferenceStep(self, gradient, rule, rounding_key)
+        step = ReferenceStep(self, gradient, rule, rounding_key, number)
         step.is_finite = not is_checked or step.has_finite_gradient()
         return step
 
@@ -53,11 +62,16 @@ class ReferenceStep:
     is_finite: bool
 
     def __init__(
-        self, reference: Reference, gradient: Tensor, rule: AnyRule, rounding_key: int | None
+        self,
+        reference: Reference,
+        gradient: Tensor,
+        rule: AnyRule,
+        rounding_key: int | None,
+        number: int,
     ) -> None:
         self.parameter, self.moments = reference.parameter, reference.moments
         self.first_row, self.rule, self.rounding_key = reference.first_row, rule, rounding_key
-        self.gradient = gradient
+        self.gradient, self.number = gradient, number
         self.rows = rows_of(gradient)
         self.touched = len(self.rows)
         self._drive: Drive | None = None
@@ -98,7 +112,7 @@ class ReferenceStep:
             for chunk in self._chunks():
                 dtype = chunk.gradient.dtype
                 self._visit_(chunk, [it.moment.estimate(chunk.ids).to(dtype) for it in moves])
-        self._drive = Drive(moves, self.rows, self._chunks)
+        self._drive = Drive(moves, self.rows, self._chunks, self.number)
         self._drive.gather_()
 
     @torch.no_grad()

@@ -79,7 +79,9 @@ class Step:
             self.fallback_reason = binding.kernels.unsupported_reason(gradient, rule)
         first_row = 0 if shard is None else shard.rows.start
         reference = ops.Reference(binding.local, binding.moments, first_row=first_row)
-        return reference.prepare(gradient, rule, is_checked=is_checked, rounding_key=key)
+        return reference.prepare(
+            gradient, rule, is_checked=is_checked, rounding_key=key, number=self.number
+        )
 
     def settle_(self) -> None:
         """Skips or refuses what was found to be unfit to run."""

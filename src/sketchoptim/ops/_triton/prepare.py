@@ -257,21 +257,26 @@ def inspect(
         else:
             squares += square
     if HAS_COLUMNS:
-        total = tl.sum(plain, 1)[:, None]
-        for start in range(0, DIM, STRIDE):
-            offsets = tl.arange(0, BLOCK)[None, :]
-            columns = start + offsets
-            column_mask = (offsets < STRIDE) & (columns < DIM)
-            if DIM > STRIDE:  # else the tile has all columns, and is there
-                tl.debug_barrier()  # sums that one thread has stored, another may load
-                g = gradient(
-                    entries, ids, order, partials, parameter, ledger, count, at, id, mask,
-                    columns, column_mask, DIM, LAYOUT, IS_MAXIMIZING, DECAYS,
-                )  # fmt: skip
-                square = g * g
-            # Sums of integers are the same in any order.
-            units = tl.sum(_share_units(square, total), 0)[None, :]
-            tl.atomic_add(shares + columns, units, mask=column_mask, sem="relaxed")
+        # One row in eight gives its shares: `ColumnsMoment`.
+        number = tl.load(ledger + slots.STEP).to(tl.uint64) + 1
+        gives_shares = mask & ((mix(id + first_row) + number) % 8 == 0)
+        if any_of(gives_shares):
+            total = tl.sum(plain, 1)[:, None]
+            for start in range(0, DIM, STRIDE):
+                offsets = tl.arange(0, BLOCK)[None, :]
+                columns = start + offsets
+                column_mask = (offsets < STRIDE) & (columns < DIM)
+                if DIM > STRIDE:  # else the tile has all columns, and is there
+                    tl.debug_barrier()  # sums that one thread has stored, another may load
+                    g = gradient(
+                        entries, ids, order, partials, parameter, ledger, count, at, id, mask,
+                        columns, column_mask, DIM, LAYOUT, IS_MAXIMIZING, DECAYS,
+                    )  # fmt: skip
+                    square = g * g
+                # Sums of integers are the same in any order.
+                units = tl.where(gives_shares, _share_units(square, total), 0)
+                units = tl.sum(units, 0)[None, :]
+                tl.atomic_add(shares + columns, units, mask=column_mask, sem="relaxed")
     if IS_CHECKED:
         if tl.max(tl.max(squares, 1), 0) == float("inf"):
             tl.atomic_or(flag, slots.BAD_VALUES)
