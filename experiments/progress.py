@@ -18,7 +18,7 @@ from sketchoptim._formatting import readable_bytes
 from .training import Training
 
 _TIME_WIDTH = len("0:00:00")
-_NUMBERS_WIDTH = len("loss 10.000, state 1.234 GB, 1,000,000 rows/s")
+_NUMBERS_WIDTH = len("loss 10.000, table state 1.234 GB, 1,000,000 rows/s")
 _BAR_WIDTH = 12
 
 
@@ -51,10 +51,10 @@ def progress_bar(console: Console, training: Training) -> Iterator[Callable[[flo
         def show(loss: float) -> None:
             nonlocal state
             if not state:  # complete after the first step, and constant from there on
-                state = readable_bytes(sum(training.state_bytes().values()))
+                state = readable_bytes(training.table_state_bytes())
             rate = training.rows_a_step / training.step_seconds[-1]
             numbers = fitting(
-                [f"loss {loss:.3f}", f"state {state}", f"{rate:,.0f} rows/s"], width=width
+                [f"loss {loss:.3f}", f"table state {state}", f"{rate:,.0f} rows/s"], width=width
             )
             progress.update(task, completed=training.step, numbers=numbers)
 

@@ -213,16 +213,20 @@ class Training:
             for name, size in _state_bytes(optimizer).items()
         }
 
+    def table_state_bytes(self) -> int:
+        """Bytes of the tables' state, which progress lines and summaries report."""
+        sizes = self.state_bytes()
+        return sum(sizes[name] for name in self.model.named_tables())
+
     def run(self) -> Run:
         """The model, and the time and memory of its training so far."""
-        state_bytes = self.state_bytes()
         return Run(
             model=self.model,
             losses=self.losses,
             step_seconds=statistics.median(self.step_seconds),
             update_seconds=statistics.median(self.update_seconds),
-            table_state_bytes=sum(state_bytes[name] for name in self.model.named_tables()),
-            state_bytes=sum(state_bytes.values()),
+            table_state_bytes=self.table_state_bytes(),
+            state_bytes=sum(self.state_bytes().values()),
             evaluations=self.evaluations,
         )
 

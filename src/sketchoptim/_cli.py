@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Runs the command line, or says what to install for it."""
+    """Runs the command line, or prints what to install for it."""
     try:
         app = build_app()
     except ModuleNotFoundError as error:
@@ -106,7 +106,7 @@ def build_app() -> "typer.Typer":
             typer.Option(dir_okay=False, help="File for the plan, to be read by Plan.from_json."),
         ] = None,
     ) -> None:
-        """Say which storage of each table fits a budget, with its bytes and its error."""
+        """Print the storage of each table that fits a budget, with its bytes and its error."""
         chosen = make_plan(
             shapes,
             budget,
@@ -129,12 +129,12 @@ def build_app() -> "typer.Typer":
             Path, typer.Argument(exists=True, dir_okay=False, help="A file of torch.save.")
         ],
     ) -> None:
-        """Say what a checkpoint holds: bytes, load, and what the sketches say of their error."""
+        """Print a checkpoint's contents: bytes, load, and the estimated error of sketches."""
         typer.echo(inspect_checkpoint(checkpoint))
 
     @app.command()
     def doctor() -> None:
-        """Say which backend runs, and why."""
+        """Print which backend runs, and why."""
         for name, finding in make_checkup().findings.items():
             Console().print(f"[bold]{name}[/bold]: {finding}", highlight=False, soft_wrap=True)
 

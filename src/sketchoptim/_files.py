@@ -28,7 +28,7 @@ def save_checkpoint(content: Any, path: str | os.PathLike[str]) -> None:
 
 
 def replace_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Replaces the file at `path` at once: a reader sees the old content or all of the new."""
+    """Replaces the file at `path` at once: a reader gets the old content or all of the new."""
     path = path.resolve()  # a symbolic link stays one
     scratch = path.with_name(f".{path.name}.new")  # one that a kill leaves is overwritten later
     with scratch.open("wb") as file:

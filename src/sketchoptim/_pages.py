@@ -1,4 +1,4 @@
-"""Huge pages for tables of sketches, whose rows a step meets in no order.
+"""Huge pages for the counters of sketches, which a step accesses at random.
 
 In pages of 4 KiB nearly every row lies in one that the processor has to look up in memory first,
 and under a hypervisor that takes about as long as to fetch the row. A page of 2 MiB has room for

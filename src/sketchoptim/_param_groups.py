@@ -141,7 +141,7 @@ def _check_table_options(options: Collection[str]) -> None:
 
 
 class ParamGroups(list[dict[str, Any]]):
-    """Parameter groups; printing them says which tables were found and what is saved."""
+    """Parameter groups; printing them gives the tables that were found, and the bytes saved."""
 
     def __init__(self, groups: Iterable[dict[str, Any]], *, tables: Collection[str]) -> None:
         super().__init__(groups)

@@ -25,7 +25,7 @@ class Chunk(NamedTuple):
     ids: Tensor
     """Ascending and unique, int64 of shape ``[k]``."""
     gradient: Tensor
-    """Of shape ``[k, dim]`` in the dtype that arithmetic is done in."""
+    """Gradients of the rows, ``[k, dim]``, in the dtype of the arithmetic."""
 
 
 class RowChunks(Protocol):
@@ -45,7 +45,7 @@ class Rows:
     ids: Tensor | None
     """int64 of shape ``[k]``, or None for a dense gradient, which touches every row."""
     values: Tensor
-    """Of shape ``[k, *row_shape]``: never a copy of a dense or an already coalesced gradient."""
+    """Rows ``[k, *row_shape]``; dense and coalesced gradients are not copied."""
 
     def __len__(self) -> int:
         return self.values.shape[0]

@@ -21,7 +21,7 @@ from torch.nn import Parameter
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-# Tensors whose numbers are in memory as their shape and strides say.
+# Tensors whose numbers are in memory by their shape and strides.
 PLAIN_TENSORS = (Tensor, Parameter)
 # An error quotes at most this many characters of a value.
 _LONGEST_QUOTE = 120

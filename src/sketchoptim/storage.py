@@ -1,7 +1,7 @@
 """Where a moment lives: the storages, the memory that combines two of them, and the presets.
 
 Everything here is configuration: frozen, validated when built, and without tensors. A storage is
-one dataclass here and one file in `moments/`, which says what it keeps and how it moves.
+one dataclass here and one file in `moments/`, which declares its state and its update.
 """
 
 import dataclasses
@@ -139,7 +139,7 @@ class Quantized(Storage):
     float32.
 
     Args:
-        bits: Of a code; 8 is the only choice.
+        bits: Bits of a code; 8 is the only choice.
         block: Weights that share a scale, at most. A block does not cross the end of a row, or
             consists of whole rows.
     """
@@ -190,7 +190,7 @@ class Sketched(Storage):
             holds the largest number of the table, and there is little to save.
         seed: Of the hash; under one seed parameters of different names have different hash words.
 
-    A sketch shrinks but never grows: halving adds two neighbours, whose sum does not tell them.
+    A sketch shrinks but never grows: halving adds two neighbours, and a sum cannot be split.
     So start as wide as the first thousand steps can afford, and give `fold_when`. To go on in a
     wider sketch, convert with `to_torch` and `from_torch`: the errors of the narrow one are carried
     over and decay with the moment.

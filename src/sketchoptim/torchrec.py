@@ -77,7 +77,7 @@ class KeyedOptimizer(_TorchRecKeyedOptimizer):  # type: ignore[misc]
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """Those of the optimizer."""
+        """The groups of the optimizer."""
         return self._optimizer.param_groups
 
     @property
@@ -91,7 +91,7 @@ class KeyedOptimizer(_TorchRecKeyedOptimizer):  # type: ignore[misc]
         numbers = [number for group in packed["param_groups"] for number in group["params"]]
         parameters = [it for group in self.param_groups for it in group["params"]]
         self._shown = {
-            # With the optional entries: TorchRec wants as many as are in the checkpoint.
+            # With the optional entries: TorchRec expects as many as are in the checkpoint.
             parameter: {"skipped": 0, "began_after": 0, **packed["state"][number]}
             for number, parameter in zip(numbers, parameters, strict=True)
             if number in packed["state"]
@@ -115,7 +115,7 @@ class KeyedOptimizer(_TorchRecKeyedOptimizer):  # type: ignore[misc]
         """Makes the state of no steps, for a checkpoint to be loaded into; no weight moves."""
         rates = [group["lr"] for group in self.param_groups]
         for group in self.param_groups:
-            group["lr"] = 0.0  # by which the optimizer knows what is meant
+            group["lr"] = 0.0  # marks a step that only makes state
         for it in self._slices:
             it.view.grad = torch.zeros_like(it.view)
         self._optimizer.step()

@@ -17,13 +17,13 @@ from ._heads import ArmedLinear, ArmedLinearCrossEntropy
 from ._layers import ArmedLayer, arm_, disarm_, replaces_forward
 from ._replicas import replicated_layers
 
-# A linear layer with fewer outputs is an output head only if something says so.
+# A linear layer with fewer outputs is an output head only if it is tied or named.
 _MIN_CLASSES = 1000
 
 
 @dataclass
 class Deferral:
-    """Which layers of a model have deferred gradients; printing it shows them."""
+    """The layers of a model that have deferred gradients; printing it gives a list."""
 
     armed: dict[str, str] = field(default_factory=dict)
     """What is deferred, by the name of the layer."""

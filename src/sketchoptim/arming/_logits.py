@@ -25,9 +25,9 @@ class Source:
     weight: Tensor
     bias: Tensor | None
     dtype: torch.dtype
-    """Of the logits."""
+    """The dtype of the logits."""
     autocast_dtype: torch.dtype | None
-    """Of the products, if autocast was on."""
+    """The dtype of the products if autocast was on, else None."""
     factor: float = 1.0
     has_tanh: bool = False
     outer: float = 1.0
@@ -386,7 +386,7 @@ def _div(logits: DeferredLogits, divisor: Any, **options: Any) -> Any:
 
 @_handles(Tensor.add, Tensor.__add__, Tensor.__radd__, torch.add)
 def _add(logits: DeferredLogits, other: Any, **options: Any) -> Any:
-    """With a bias that is not trained, as BART has one."""
+    """Adds a bias that is not trained, such as BART's."""
     source = logits._source
     is_bias = (
         isinstance(other, Tensor)

@@ -114,7 +114,7 @@ class _Replicas:
             weight.grad = self._mean(weight, own, each)
 
     def _flags_everywhere(self, owned: list["_Owned"]) -> list[list["_Flags"]]:
-        """By parameter, the flags of each process."""
+        """The flags of each process, by parameter."""
         flags = [it.flags() for it in owned]
         found = everywhere(flags, self.weights[0].device, self.group)
         return [[_Flags(*each[number]) for each in found] for number in range(len(flags))]
@@ -164,7 +164,7 @@ class _Flags(NamedTuple):
     has_computed: int
     block_rows: int
     nbytes: int
-    """Of the computed parts."""
+    """Bytes of the computed parts."""
 
 
 class _Owned(NamedTuple):

@@ -101,7 +101,7 @@ class DeferredGradient(Tensor):
             gradient.collapse_if_larger_()
         return gradient
 
-    # -- what a reader that knows it uses ------------------------------------------------------
+    # -- for readers of deferred gradients ------------------------------------------------------
 
     @property
     def terms(self) -> tuple[Term, ...]:
@@ -387,7 +387,7 @@ class DeferredRows:
 
     gradient: DeferredGradient
     ids: Tensor | None
-    """Those that are touched; None for all rows."""
+    """The touched rows; None for all rows."""
 
     @classmethod
     def of(cls, gradient: DeferredGradient) -> "DeferredRows":

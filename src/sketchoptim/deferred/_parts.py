@@ -122,7 +122,7 @@ class Part:
         return _restored(type(self), {**self.__dict__, **copied})
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """For pickle: with a copy of the weight, if rows are computed from it."""
+        """The state for pickle, with a copy of the weight if rows are computed from it."""
         self.check_current()
         return _restored, (type(self), self.__dict__)
 

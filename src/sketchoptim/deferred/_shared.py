@@ -163,7 +163,7 @@ def everywhere(numbers: Any, device: torch.device, group: "ProcessGroup") -> lis
 
 
 def _gathered(own: Tensor, sizes: list[int], group: "ProcessGroup") -> Tensor:
-    """The rows of all processes, of which each has as many as `sizes` says."""
+    """The rows of all processes; `sizes` has the number of rows of each."""
     import torch.distributed as dist
 
     # As bytes, because not every backend has every dtype; padded to one size.

@@ -1,4 +1,4 @@
-"""Which backend runs, and why."""
+"""The backends that run here, with the reasons."""
 
 import mmap
 import os
@@ -23,7 +23,7 @@ class Checkup:
 
 
 def doctor() -> Checkup:
-    """What the speed of a step depends on: versions, the backends with the reason, threads.
+    """The things that the speed of a step depends on: versions, backends with reasons, threads.
 
     The command `sketchoptim doctor` prints the same.
 
@@ -53,7 +53,7 @@ def _gpu() -> str:
 
 
 def _gpu_backend() -> str:
-    """Which kernels step tables on a GPU, or would if there was one."""
+    """The kernels that step tables on a GPU, or would if there was one."""
     prefix = "" if torch.cuda.is_available() else "on a GPU it would be "
     try:
         return f"{prefix}kernels in Triton, version {version('triton')}"
@@ -69,7 +69,7 @@ def _huge_pages() -> str:
 
 
 def _tables_in_files() -> str:
-    """What `so.nn.FileEmbedding` finds here."""
+    """What this system offers to `so.nn.FileEmbedding`."""
     advice = "rows are read alone" if hasattr(mmap, "MADV_RANDOM") else "neighbours are read ahead"
     reserve = "works" if hasattr(os, "posix_fallocate") else "is refused: no posix_fallocate here"
     return f"pages of {mmap.PAGESIZE:,} bytes; {advice}; reserve=True {reserve}"

@@ -35,7 +35,7 @@ class FoundMoment:
     """One moment of one parameter in a checkpoint."""
 
     where: str
-    """The optimizer's place in the file, such as "optimizer"; empty where it is the whole file."""
+    """The optimizer's place in the file, such as "optimizer"; empty if it is the whole file."""
     parameter: str
     shape: tuple[int, ...]
     steps: int
@@ -223,7 +223,7 @@ def _moments_of(
 def _checked_moment(
     parameter: str, name: Name, memory: Memory, table: Table, tensors: dict[str, Any]
 ) -> Moment:
-    """The moment over saved tensors, where they are what the memory says."""
+    """The moment over saved tensors; they must fit the memory."""
     storage = getattr(memory, name)
     if storage is None:
         raise ValueError(

@@ -18,13 +18,13 @@ from ..storage import PRESETS, Memory
 
 @dataclass(frozen=True)
 class ParameterMemory:
-    """What one parameter's state takes."""
+    """The bytes of one parameter's state."""
 
     name: str
     shape: tuple[int, ...]
     parameter_bytes: int
     moment_bytes: dict[str, int]
-    """By moment: "first", "second"; a dropped moment takes nothing."""
+    """Bytes of each moment, "first" and "second"; 0 for a dropped one."""
     exact_bytes: int
     """What the algorithm's moments would take in the parameter's shape and dtype; 0 if frozen."""
 
@@ -35,10 +35,10 @@ class ParameterMemory:
 
 @dataclass(frozen=True)
 class LiveParameterMemory(ParameterMemory):
-    """The same of an optimizer's parameter, with what its gradient takes and decides."""
+    """The bytes of an optimizer's parameter, with those of its gradient."""
 
     gradient_bytes: int
-    """What its gradient takes now; 0 without one."""
+    """Bytes of its gradient now; 0 without one."""
     is_deferred: bool
     """Whether its gradient is deferred."""
     is_by_shape: bool

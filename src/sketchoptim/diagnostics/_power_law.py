@@ -23,7 +23,7 @@ class PowerLaw:
     row_midpoint: float
     """The share of all rows, heaviest first, that holds half of the mass; 0.5 is uniform."""
     element_midpoint: float | None
-    """The same for elements; None where one number stands for a row."""
+    """The share of all elements that holds half; None if one number stands for a row."""
     top_rows: tuple[int, ...]
     """The ids of the `TOP` heaviest rows, heaviest first; rows without mass are left out."""
     top_masses: tuple[float, ...]
@@ -77,7 +77,7 @@ class Spread:
 def power_law_of(chunks: Iterable[tuple[Tensor, Tensor]], *, rows: int, dim: int) -> PowerLaw:
     """The spread of a tensor ``[rows, dim]``, as chunks of ids ``[k]`` and values ``[k, dim]``.
 
-    Rows in no chunk are zero. Values are ``[k, 1]`` where one number stands for a row.
+    Rows in no chunk are zero. Values are ``[k, 1]`` if one number stands for a row.
     """
     by_row, by_element = Spread(), Spread()
     is_by_row = False

@@ -20,7 +20,7 @@ class ScalarWriter(Protocol):
 
 
 def watch(optimizer: Optimizer, log: Log | ScalarWriter, *, every: int = 500) -> RemovableHandle:
-    """A handle that ends it: from now on, the log gets `diagnose` after every `every` steps.
+    """Logs a diagnosis after every `every` steps, until the returned handle is removed.
 
     Each number becomes one call ``log(name, value, step)``, where the name is like
     ``embedding.weight/second/relative_error``, or ``log.add_scalar(name, value, step)`` of a

@@ -42,7 +42,7 @@ class Average(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """What a moment knows of its parameter: ``[rows, dim]`` after flattening a row."""
+    """A parameter as its moments need it: ``[rows, dim]`` after flattening a row."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -139,14 +139,14 @@ class Part:
 
 
 class ArrayView(NamedTuple):
-    """For kernels: one number for each weight, or one for each row, at the row's own index."""
+    """A kernel's view of one number for each weight, or for each row, at the row's index."""
 
     values: Tensor
     is_by_row: bool
 
 
 class SketchView(NamedTuple):
-    """For kernels: counters, their hash words and their scale, and how they move."""
+    """A kernel's view of counters, their hash words and their scale, and how they move."""
 
     sketch: Sketch
     form: SketchForm
@@ -154,7 +154,7 @@ class SketchView(NamedTuple):
 
 
 class CodesView(NamedTuple):
-    """For kernels: 8-bit codes, a scale for each block of them, and what the codes stand for."""
+    """A kernel's view of 8-bit codes, the scale of each block, and the values of the codes."""
 
     codes: Tensor
     scales: Tensor
@@ -240,7 +240,7 @@ class Moment:
         return self.storage.describe(None if self.sketch is None else self.sketch.width)
 
     def kernel_view(self) -> KernelView | None:
-        """What fused kernels read and write; None where none of them knows this storage."""
+        """The tensors of fused kernels; None if no kernel supports this storage."""
         return None
 
     def exact_values(self) -> Tensor:
@@ -270,7 +270,7 @@ class Moment:
         raise NotImplementedError
 
     def readings(self, ids: Tensor) -> Tensor:
-        """What each hash row says, ``[depth, k, dim]``, for the ratio form, after gathering."""
+        """The estimates of each hash row, ``[depth, k, dim]``, for the ratio form."""
         raise NotImplementedError
 
     def estimate(self, ids: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a sketch knows of its own error, without the numbers that went into it."""
+"""The error of a sketch, estimated from its counters alone."""
 
 import math
 import statistics
@@ -34,7 +34,7 @@ class SketchError:
 
     @property
     def relative(self) -> float:
-        """The norm of (estimate - truth) over that of the truth; inf where no truth is seen."""
+        """The norm of (estimate - truth) over that of the truth; inf if the truth is 0."""
         if self.row_error == 0.0:
             return 0.0
         return self.row_error / self.row_norm if self.row_norm else math.inf

@@ -15,7 +15,7 @@ from ._columns import ColumnsMoment
 from ._moment import Average, Moment, Name, Part, Parts, SketchForm, SketchView, Table, row_sums
 from ._sketch_error import estimate_error
 
-# Between two looks at whether the counters may fold: what a moment decayed by .999 remembers.
+# Steps between two decisions on folding: about the memory of a moment with a decay of .999.
 _FOLD_CHECK_STEPS = 1000
 
 
@@ -257,7 +257,7 @@ class ConservativeMoment(SketchedMoment):
 class ItemMoment(SketchedMoment):
     """Rows go one after another in ascending order: each reads, moves and writes before the next.
 
-    Rows without a common bucket do not see each other, so they go together, in waves, with the
+    Rows without a common bucket are independent, so they go together, in waves, with the
     same bits as one at a time.
     """
 

@@ -53,7 +53,7 @@ class FileEmbedding(nn.Module):
     They depend on the seed, the file's name and the row id only, so they are the same for any
     order of ids and for any number of runs; a forward pass without gradients returns them and
     writes nothing. Drawing all rows in advance would write the whole file, and a list of written
-    rows would be a second file to keep consistent. What this asks for: read rows by calling the
+    rows would be a second file to keep consistent. The requirement: read rows by calling the
     module, since `weight` has zeros for rows without a gradient so far, and expect a row that you
     set to zeros to be drawn again. ``init_bound=0`` turns it off.
 
@@ -149,7 +149,7 @@ class FileEmbedding(nn.Module):
         # An optimizer's deep copy would copy the parameter by itself. It stays a plain
         # nn.Parameter, which the kernels ask for, so the refusal is the object's own.
         refuse = functools.partial(_refuse_copy, self.path, self.nbytes)
-        # The planner knows by `table_file` that the weights are not in memory.
+        # `table_file` marks the weights for the planner: they are not in memory.
         vars(self.weight).update(__deepcopy__=refuse, __reduce_ex__=refuse, table_file=self.path)
 
     def table_parameters(self) -> list[nn.Parameter]:
@@ -206,7 +206,7 @@ class FileEmbedding(nn.Module):
     def _fill_(self, rows: Tensor, places: Tensor, ids: Tensor, *, is_written: bool) -> None:
         """Sets the rows at some places to the initial ones of the ids, and those of the file.
 
-        The rows are those that autograd knows already: looked up once more, they would be two
+        The rows are those in autograd's graph already: looked up once more, they would be two
         lookups in a forward pass that gradient checkpointing repeats with one.
         """
         chunk = max(1, CHUNK_ELEMENTS // self.dim)

@@ -136,7 +136,7 @@ class _Chunk(NamedTuple):
     label_rows: Tensor
     losses: Tensor
     exponentials: Tensor
-    """Of the negatives, [tokens, drawn]; the next chunk overwrites this buffer."""
+    """The exponentials of the negatives, [tokens, drawn]; the next chunk overwrites them."""
     label: Tensor
     total: Tensor
 

@@ -37,7 +37,7 @@ class LSHSoftmax(OutputTable):
     for the label, and for other classes a function of their angle, the budget and the number of
     random classes. The sum is then an unbiased estimate of the denominator of the softmax, over the
     choice of planes, as long as no bucket holds more than `budget` classes. Without `corrected`, as
-    in the paper, training sees the hardest classes only, and logits do not become log
+    in the paper, training uses the hardest classes only, and logits do not become log
     probabilities.
     Test: `tests/nn/test_lsh_softmax.py::test_corrected_denominators_are_unbiased`.
 
@@ -53,8 +53,8 @@ class LSHSoftmax(OutputTable):
     that are not close to one another.
 
     The hash tables are built from the current weights, with new random planes each time: in the
-    first training step, and when `rebuild_every` says. They take 4 bytes per class and table, and 8
-    bytes per bucket. `state_dict()` holds them, so that a resumed run continues bit for bit.
+    first training step, and then as `rebuild_every` has it. They take 4 bytes per class and table,
+    and 8 bytes per bucket. `state_dict()` holds them, so that a resumed run continues bit for bit.
     Test: `tests/experiments/test_classifier.py::test_a_saved_run_goes_on_bit_for_bit`. Do not apply
     activation checkpointing to this layer, but to the layers before it: the second forward pass
     would count as a training step, and could rebuild the tables.
@@ -192,7 +192,7 @@ class LSHSoftmax(OutputTable):
     def rebuild_(self) -> None:
         """Builds the hash tables from the current weights, with new planes.
 
-        Training does this when `rebuild_every` says.
+        Training does this as `rebuild_every` has it.
         """
         normals = SimHashIndex.planes(
             self._extended_dim,

@@ -301,7 +301,7 @@ class MACH(nn.Module):
         )
 
     def _label_mask(self, labels: Tensor) -> Tensor:
-        """Which labels count: neither padding nor ignored. All of them are checked."""
+        """A mask of the labels that count: neither padding nor ignored. All labels are checked."""
         check_int64("labels", labels)
         if labels.dim() != 1 + self.multi_label:
             shape = "[batch, most]" if self.multi_label else "[batch]"

@@ -17,7 +17,7 @@ _LARGEST_DRAW = 1 << 20
 
 
 class Sampler(Protocol):
-    """A distribution over class ids: draws ids, and knows the probability of each."""
+    """A distribution over class ids: draws ids, and returns the probability of each."""
 
     classes: int
 

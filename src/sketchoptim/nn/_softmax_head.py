@@ -32,7 +32,7 @@ _ON_DEVICE = BlockSize(8192, 4096)
 
 
 def block_size(device: torch.device) -> BlockSize:
-    """For the products of tensors on a device."""
+    """The block size for the products of tensors on a device."""
     return _ON_CPU if device.type == "cpu" else _ON_DEVICE
 
 
@@ -69,7 +69,7 @@ class Losses(NamedTuple):
     """What the first sweep gives."""
 
     losses: Tensor
-    """Of each token, ``[tokens]``."""
+    """The loss of each token, ``[tokens]``."""
     logsumexp: Tensor
     """``[tokens]``."""
     by_hidden: Tensor | None

@@ -26,7 +26,7 @@ Shape = tuple[int, int, str]
 
 @dataclass(frozen=True)
 class Identity:
-    """What tells the file of a table from every other one."""
+    """The identity of a table's file."""
 
     id: str
     rows: int
@@ -161,7 +161,7 @@ class WriteLock:
     """The right of this process to write to a table's file, held until the object is freed.
 
     Every table of one file in one process shares one. It is advisory: it keeps out other writers
-    that ask for it, and no reader.
+    that request it, and no reader.
     """
 
     def __init__(self, path: Path) -> None:

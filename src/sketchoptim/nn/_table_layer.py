@@ -1,4 +1,4 @@
-"""Layers whose tables get sparse gradients, in a form that DistributedDataParallel knows."""
+"""Layers whose tables get sparse gradients, in a form that DistributedDataParallel supports."""
 
 from typing import Any, ClassVar
 

@@ -75,7 +75,7 @@ class RowFrequencies:
 
     @classmethod
     def of_counts(cls, counts: Numbers) -> "RowFrequencies":
-        """Measured frequencies: ``counts[rows]`` says how often each row was touched."""
+        """Measured frequencies: ``counts[rows]`` has the number of touches of each row."""
         numbers = _numpy(counts).astype(np.float64)
         if numbers.ndim != 1 or not numbers.size:
             raise ValueError(f"counts must have shape [rows], got {list(numbers.shape)}")

@@ -117,7 +117,7 @@ class Rung(NamedTuple):
     memory: Memory | None
     """None for a parameter that is kept exact because its gradients are dense."""
     sketch: Sketched | None = None
-    """Where the second moment has collisions."""
+    """The sketch of the second moment; None if it has no collisions."""
     state_bytes: int = 0
 
 
@@ -129,7 +129,7 @@ class Ladder:
     offer: Offer
     rungs: tuple[Rung, ...]
     workload: Workload | None = None
-    """Of a table."""
+    """How training touches a table; None for other parameters."""
 
     @classmethod
     def of(cls, parameter: ParameterShape, offer: Offer, workload: Workload | None) -> "Ladder":

@@ -59,7 +59,7 @@ def plan(
     A smaller error of v does not mean a better model. Collisions shorten the steps of rare rows, so
     the best learning rate differs from plan to plan. Eight times the counters of the default
     trained MACH better, an LSTM worse, and a recommender equally well (`docs/results.md`). So the
-    plan leaves the rest of a larger budget unused unless `finest` says otherwise. An array
+    plan leaves the rest of a larger budget unused unless `finest` allows more. An array
     decays a row only when it is touched, as SparseAdam does, while a sketch decays as a whole in
     each step: that too changes the steps of rare rows, and is not part of the error.
 
@@ -174,7 +174,7 @@ class _Known:
     steps: int
 
     def check(self, parameters: Sequence[ParameterShape]) -> None:
-        """Raises where a name is not that of a table."""
+        """Raises if a name is not that of a table."""
         tables = [parameter.name for parameter in parameters if parameter.is_table]
         for option in ("counts", "ids", "zipf", "ids_per_step"):
             given = getattr(self, option)
@@ -184,7 +184,7 @@ class _Known:
                 )
 
     def workload(self, parameter: ParameterShape) -> Workload | None:
-        """What training does to a table; None for any other parameter."""
+        """How training touches a table; None for any other parameter."""
         if not parameter.is_table:
             return None
         per_step = parameter.ids_per_step
@@ -249,7 +249,7 @@ def _allocate(ladders: Sequence[Ladder], allowed: int) -> list[int]:
 
 
 def _example_optimizer(source: Source, name: str | None) -> Optimizer:
-    """An optimizer to ask for its rule: the given one, or one of the kind with its options."""
+    """An optimizer whose rule is planned for: the given one, or a new one of the kind."""
     if isinstance(source, Optimizer) and name in (None, type(source).__name__):
         return source
     kind = _kind(source, name)
@@ -290,7 +290,7 @@ def _kind(source: Source, name: str | None) -> type[Optimizer]:
 
 
 def _moment_names(source: Source, example: Optimizer) -> tuple[Name, ...]:
-    """The moments that a given optimizer keeps; all of the algorithm where none is given."""
+    """The moments that a given optimizer keeps, or all of the algorithm."""
     if not isinstance(source, torch.optim.Optimizer):
         return example.moment_names
     exact = PRESETS["exact"]

@@ -88,7 +88,7 @@ class _System(NamedTuple):
 
     rows: Ints
     occurrences: Floats
-    """Of one row of the class, expected per step."""
+    """Expected occurrences of one row of the class per step."""
     energies: Floats
     """The expected squared gradient of one occurrence."""
     weights: Floats

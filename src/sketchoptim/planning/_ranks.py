@@ -10,12 +10,12 @@ from ..storage import Storage
 
 
 class RankBytes(NamedTuple):
-    """What one rank keeps of a moment, and what it sends for it in a step."""
+    """The bytes that one rank keeps of a moment, and sends for it in a step."""
 
     state: int
-    """In memory, of the rank with the most rows."""
+    """Bytes in memory on the rank with the most rows."""
     sent: int
-    """In one step; an all-reduce over a ring sends 2 (ranks - 1) / ranks of what it reduces."""
+    """Bytes sent in one step: 2 (ranks - 1) / ranks of what a ring all-reduce reduces."""
 
 
 def rows_of_rank(rows: int, ranks: int) -> int:

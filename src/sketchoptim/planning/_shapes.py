@@ -53,7 +53,7 @@ def parameter_shapes(
 ) -> list[ParameterShape]:
     """The parameters of a model, an optimizer, a file of shapes, or a list of (name, shape).
 
-    `tables` says which of them are tables, as tensors or names. Without it, these are tables: of a
+    `tables` lists the tables among them, as tensors or names. Without it, these are tables: of a
     model, the parameters of layers with sparse gradients; of an optimizer, parameters whose
     gradients are sparse or compressed; of a file, those that it lists as tables; of a list, all
     with two dimensions or more. Frozen parameters have no state and are left out.
@@ -128,7 +128,7 @@ def _of_optimizer(optimizer: torch.optim.Optimizer) -> Iterator[ParameterShape]:
 
 
 def _check_has_gradients(source: Source) -> None:
-    """Raises where an optimizer has no gradients by which to know its tables."""
+    """Raises if an optimizer has no gradients, which show which parameters are tables."""
     if not isinstance(source, torch.optim.Optimizer):
         return
     is_known = isinstance(source, torch.optim.SparseAdam) or any(
