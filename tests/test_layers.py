@@ -47,7 +47,7 @@ OPTIM = (
     {"_algorithm", "_clip"},
     {"_binding", "_torch_step"},
     {"_step", "_agreement", "_row_blocks", "_blank_state", "_checkpoint"},
-    {"_advice", "_counting"},
+    {"_advice", "_counting", "_repetition"},
     {"base"},
     {"_adagrad", "_adam", "_rmsprop", "_sgd"},
     {"_catalogue"},

@@ -5,7 +5,7 @@ a warning (`tests/test_torch_private.py`).
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -33,6 +33,7 @@ __all__ = [
     "disable_dynamo",
     "entries",
     "has_scheduler",
+    "has_tensor_guards",
     "hooked_when_needed",
     "ignored_by_ddp",
     "linear_by_onednn",
@@ -41,6 +42,7 @@ __all__ = [
     "store_of",
     "stored_ids",
     "stored_values",
+    "tensor_guard",
     "version_of",
     "was_stepped",
     "without_torch_function",
@@ -76,6 +78,32 @@ def entries(gradient: Tensor) -> tuple[Tensor, Tensor]:
         check_storage("the ids of a gradient", ids)
         check_storage("the values of a gradient", values)
     return ids, values
+
+
+@functools.cache
+def has_tensor_guards() -> bool:
+    """Whether torch compares several tensors with others in one call, `tensor_guard`."""
+    found = hasattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "TensorGuards")
+    if not found:
+        warn(f"torch {torch.__version__} hides its guards: steps of many tables take longer")
+    return found
+
+
+def tensor_guard(
+    tensors: Sequence[Tensor],
+    shapes: Sequence[Sequence[int | None]] | None = None,
+    strides: Sequence[Sequence[int | None]] | None = None,
+) -> Callable[..., bool]:
+    """A function that compares objects with these tensors, in all but their numbers.
+
+    It returns whether they are different tensors of the same classes, dtypes, devices, layouts,
+    shapes and strides; or of the given ones, in which None is any number. torch.compile guards its
+    graphs by it. Without this name: look at each tensor in each step, as for other gradients.
+    """
+    guards: Any = torch._C._dynamo.guards.TensorGuards  # its stub has other types
+    found = guards(*tensors, dynamic_dims_sizes=shapes, dynamic_dims_strides=strides)
+    check: Callable[..., bool] = found.check
+    return check
 
 
 def hooked_when_needed(step: Callable[..., Any]) -> Callable[..., Any]:

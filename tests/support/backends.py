@@ -60,7 +60,7 @@ def stepping_by(level: str | None, *, threads: int = 1) -> Iterator[Counter]:
     run_native, run_reference = Calls.run_, reference.ReferenceStep.run_
 
     def counted_native(calls: Calls) -> None:
-        counter.native += len(calls._steps)
+        counter.native += len(calls._parameters)
         run_native(calls)
 
     def counted_reference(step: reference.ReferenceStep) -> None:

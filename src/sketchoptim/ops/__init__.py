@@ -1,7 +1,7 @@
 """Backends, which run prepared steps of single parameters, and what else has C++ kernels."""
 
 from ._bags import Mode, pool_bags
-from ._calls import Calls
+from ._calls import Calls, RepeatedCalls
 from ._dispatch import (
     CountingKernels,
     Kernels,
@@ -34,6 +34,7 @@ __all__ = [
     "PreparedStep",
     "Reference",
     "ReferenceStep",
+    "RepeatedCalls",
     "Rule",
     "RunnableStep",
     "RunningSoftmax",

@@ -23,7 +23,6 @@ _FORMS = {"linear": 0, "paper": 1, "bucket": 2, "conservative": 3}
 _MAX_DEPTH = 32
 _IS_OUTSIDE, _IS_NOT_FINITE = 2, 3
 _STRIDED = torch.strided
-_NEAREST = 2**64 - 1  # -1 as a 64-bit word
 
 
 def unsupported_reason(parameter: Tensor, moments: Moments, first_row: int = 0) -> str | None:
@@ -77,6 +76,11 @@ def _unsupported_layout(tensor: Tensor, name: str) -> str | None:
     if not tensor.is_contiguous():
         return f"{name} has the strides {tensor.stride()}; use contiguous()"
     return None
+
+
+def rounding_word(key: int | None) -> int:
+    """The key of a step's rounding as a 64-bit word; -1 stands for None, to nearest."""
+    return 2**64 - 1 if key is None else key
 
 
 @final
@@ -148,7 +152,7 @@ class CpuKernels:
         self, gradient: Tensor, rule: AnyRule, *, is_checked: bool, rounding_key: int | None
     ) -> "CpuKernels | BlockStep | None":
         """The next step, for `Calls` to check and to run: itself, unless it goes block by block."""
-        key = _NEAREST if rounding_key is None else rounding_key
+        key = rounding_word(rounding_key)
         if type(gradient) is DeferredGradient and type(rule) is FusedRule:
             if gradient.is_row_sparse:
                 return self._prepare_lookups(gradient, rule, is_checked, key)

@@ -21,6 +21,7 @@ from ..storage import Memory
 from . import _advice, _agreement, _blank_state, _checkpoint, _checks, _counting, _exchange
 from ._algorithm import Algorithm, Group
 from ._binding import Binding, Key, Options, bind
+from ._repetition import Repetition, is_repeatable
 from ._row_blocks import torch_calls
 from ._signals import SignalsWait
 from ._step import Step
@@ -91,12 +92,11 @@ class Optimizer(Algorithm):
             if is_new:
                 _agreement.check_replicas(self)
                 self._lists = lists
+                self._stepped.clear()
+                self._repetitions.clear()
                 self._divided = _exchange.divided_parameters(self.param_groups)
-            prepared = _Prepared()
             try:
-                for group in self.param_groups:
-                    self._prepare(group, prepared)
-                self._check_(prepared)
+                prepared = self._checked()
             except Exception:
                 self._calls.clear_()
                 _exchange.refuse(self._divided)
@@ -111,6 +111,7 @@ class Optimizer(Algorithm):
                 prepared.reserve_memory()
                 with SignalsWait():
                     self._run_(prepared)
+            self._note_repetitions_(prepared)
             if len(self._bindings) > len(self.state):  # the user has removed state
                 kept = [it for it in self._bindings.values() if it.parameter in self.state]
                 self._bindings = {id(binding.parameter): binding for binding in kept}
@@ -121,9 +122,41 @@ class Optimizer(Algorithm):
     # not go through it: the wrapper takes as long as a small step.
     _uncompiled_step_ = _torch_private.disable_dynamo(_step_)
 
-    def _prepare(self, group: Group, prepared: "_Prepared") -> None:
+    def _checked(self) -> "_Prepared":
+        """What all parameters will do, once nothing of it is refused."""
+        prepared = self._prepared()
+        if self._calls.check_(prepared.native, prepared.repeated):
+            return prepared
+        if prepared.repeated:  # step by step, to name or to skip what is not fit to run
+            self._repetitions.clear()
+            self._calls.clear_()
+            prepared = self._prepared()
+            self._calls.check_(prepared.native)
+        for step in prepared.steps:
+            try:
+                step.settle_()
+            except ValueError as error:
+                error.add_note(f"It is {name_of(step.parameter, self)}.")
+                raise
+        return prepared
+
+    def _prepared(self) -> "_Prepared":
+        prepared = _Prepared()
+        for group in self.param_groups:
+            options = self._validated_options(group)
+            repetition = self._repetitions.pop(id(group), None)
+            if repetition is not None and repetition.prepare(self, options):
+                self._repetitions[id(group)] = repetition
+                prepared.repeated.append(repetition.calls)
+            else:
+                first = len(prepared.steps)
+                self._prepare(group, options, prepared)
+                prepared.by_group.append((group, options, prepared.steps[first:]))
+        return prepared
+
+    def _prepare(self, group: Group, options: Options, prepared: "_Prepared") -> None:
         """Adds what the parameters of a group will do; nothing changes, whatever is refused."""
-        options, nonfinite = self._validated_options(group), group.get("nonfinite", "raise")
+        nonfinite = group.get("nonfinite", "raise")
         rule: AnyRule | None = None
         known: tuple[int, Memory, bool] | None = None
         by_torch: list[Binding] = []
@@ -185,17 +218,6 @@ class Optimizer(Algorithm):
         prepared.fresh.append(binding)
         return binding
 
-    def _check_(self, prepared: "_Prepared") -> None:
-        """Looks at what gradients hold, where the kernels look at all of them together."""
-        if self._calls.check_(prepared.native):
-            return
-        for step in prepared.steps:
-            try:
-                step.settle_()
-            except ValueError as error:
-                error.add_note(f"It is {name_of(step.parameter, self)}.")
-                raise
-
     def _run_(self, prepared: "_Prepared") -> None:
         for binding in prepared.fresh:
             self.state[binding.parameter] = binding.state
@@ -222,6 +244,15 @@ class Optimizer(Algorithm):
             with torch.no_grad():
                 for parameters in torch_calls(bindings):
                     self.torch_step_(group, parameters)
+
+    def _note_repetitions_(self, prepared: "_Prepared") -> None:
+        """Keeps the steps of groups that were twice the same, to repeat them."""
+        by_torch = {id(group) for group, _ in prepared.by_torch}
+        for group, options, steps in prepared.by_group:
+            bindings = [step.binding for step in steps]
+            before, self._stepped[id(group)] = self._stepped.get(id(group)), bindings
+            if bindings == before and id(group) not in by_torch and is_repeatable(steps):
+                self._repetitions[id(group)] = Repetition(group, options, steps)
 
     def _validated_options(self, group: Group) -> Options:
         """The options of a group, all but the rate: the same object while they are the same.
@@ -290,7 +321,9 @@ class Optimizer(Algorithm):
         self._warned: set[tuple[int, str]] = set()
         self._bindings, self._lists, self._divided = {}, [], {}
         self._calls = ops.Calls()
-        self._validated: dict[int, Options] = {}  # by id of the group
+        self._validated: dict[int, Options] = {}  # by id of the group, as are the next two
+        self._stepped: dict[int, list[Binding]] = {}
+        self._repetitions: dict[int, Repetition] = {}
 
 
 class _Prepared:
@@ -304,6 +337,10 @@ class _Prepared:
         """Those of them that the CPU's kernels take, all in one call."""
         self.by_torch: list[tuple[Group, list[Binding]]] = []
         """What goes to torch.optim's own function, by group."""
+        self.repeated: list[ops.RepeatedCalls] = []
+        """The steps of groups that do once more what they did before; they are no `Step`."""
+        self.by_group: list[tuple[Group, Options, list[Step]]] = []
+        """The steps of each other group."""
         self.keys: dict[Tensor, Key] | None = None
         """The keys of all parameters, once one of them is bound."""
 
