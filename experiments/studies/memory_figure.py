@@ -46,16 +46,16 @@ def main(arguments: list[str] | None = None) -> None:
 
 def draw(sizes: dict[str, int], path: Path) -> None:
     """Bars on a linear scale, so that lengths are proportional to bytes."""
-    figure = Figure(figsize=(7.2, 2.6), layout="constrained")
+    figure = Figure(figsize=(6.0, 3.2), layout="constrained")  # readable on a phone
     axes = figure.subplots()
     colors = ["tab:gray", *["tab:red"] * (len(sizes) - 2), "tab:blue"]
     bars = axes.barh([*sizes], [*sizes.values()], color=colors)
-    axes.bar_label(bars, [readable_bytes(size) for size in sizes.values()], padding=4)
-    axes.set_title(f"Adam on WikiText-2: two tables of {WORDS:,} x {DIM}", fontsize=10, loc="left")
+    axes.bar_label(bars, [readable_bytes(size) for size in sizes.values()], padding=4, fontsize=13)
+    axes.set_title(f"Adam, two tables of {WORDS:,} x {DIM}", fontsize=13, loc="left")
     axes.invert_yaxis()
-    axes.margins(x=0.12)
+    axes.margins(x=0.25)
     axes.set_xticks([])
-    axes.tick_params(left=False)
+    axes.tick_params(left=False, labelsize=13)
     axes.spines[:].set_visible(False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
