@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#define SKETCHOPTIM_ABI 17
+#define SKETCHOPTIM_ABI 18
 
 enum DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 enum Kind : int32_t { kNone = 0, kExact = 1, kRowWise = 2, kSketch = 3 };
@@ -105,6 +105,7 @@ struct Step {
   int64_t piece_rows;  // of a dense gradient, that one thread takes at a time
   int64_t most_row_values;  // a dense gradient with more rows is taken in pieces
   int32_t finding;  // what is found before it is run; see Finding
+  int32_t leaves_shares;  // to the host, which sums them over processes
   int64_t shared;   // rows with several entries
 };
 
@@ -279,7 +280,7 @@ int64_t sketchoptim_check_values(const Calls* calls, void* memory);
 void sketchoptim_run(const Calls* calls);
 
 // Whether rows of a dense gradient may come in blocks: that is, whether no moment is a sketch but for
-// a conservative one by row, and columns have no factors.
+// a conservative one by row.
 int32_t sketchoptim_takes_rows(const Step* step);
 
 // A step along a dense gradient that comes in blocks of rows, in any order: begin_rows() once, which
@@ -291,7 +292,7 @@ void sketchoptim_begin_rows(const Call* call, void* workspace);
 // The gradient of rows first_id, first_id + 1 and so on, in the parameter's dtype or float32.
 void sketchoptim_move_rows(Step* step, const void* values, int32_t dtype, int64_t first_id,
                            int64_t rows, int32_t threads);
-void sketchoptim_end_rows(const Step* step);
+void sketchoptim_end_rows(const Call* call);
 
 // Fills the output: sums or means of rows in float32, in the order of ids. Returns 0; or t + 1 where
 // table t has an id outside [0, rows), or -(t + 1) where its offsets do not ascend from its first id

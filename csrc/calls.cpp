@@ -177,11 +177,6 @@ void place(const Call& call, Memory& memory) {
   const bool is_small = call.ids || rows <= s.most_row_values;
   if (is_by_row(s.second) && is_small && !is_taken_row_by_row(s))
     s.row_values = memory.take<float>(std::max<int64_t>(1, rows));
-  if (s.columns) {
-    s.column_roots = memory.take<float>(s.dim);
-    s.column_inverses = memory.take<float>(s.dim);
-    s.column_shares = memory.take<int64_t>(s.dim);
-  }
   s.workspace = memory.take<char>(sketchoptim_workspace(&s));
 }
 
@@ -277,7 +272,7 @@ extern "C" int64_t sketchoptim_check_values(const Calls* calls, void* memory) {
   Memory parts(memory);
   for (int64_t i = 0; i < calls->count; ++i) place(calls->call[i], parts);
   for_calls(*calls, [](const Call& call, int32_t) {
-    if (call.step->columns) begin_columns(*call.step, *call.step->step_count + 1);
+    begin_columns(*call.step, *call.step->step_count + 1);
     if (call.step->is_inspected && !sketchoptim_inspect(call.step))
       call.step->finding = kIsNotFinite;
   });
@@ -295,7 +290,7 @@ extern "C" void sketchoptim_run(const Calls* calls) {
     begin_moments(call);
     if (s.n == 0) return;  // of a table that processes divide, whose counters decay here too
     sketchoptim_step(&s);
-    if (s.columns) end_columns(s, call.rule->second_decay, call.rule->second_weight);
+    end_columns(s, *call.rule);
   });
 }
 
@@ -303,5 +298,6 @@ extern "C" void sketchoptim_begin_rows(const Call* call, void* workspace) {
   fill_in(*call);
   call->step->workspace = workspace;
   begin_moments(*call);
+  begin_columns(*call->step, *call->step->step_count);
   unpack_counters(*call->step);
 }

@@ -9,6 +9,7 @@ constexpr double kLeastFactor = 0x1p-20;
 }  // namespace
 
 void begin_columns(Step& s, double number) {
+  if (!s.columns) return;
   s.share_step = static_cast<uint64_t>(number);
   double sum = 0.0;
   for (int64_t c = 0; c < s.dim; ++c) sum += s.columns[c];
@@ -21,7 +22,9 @@ void begin_columns(Step& s, double number) {
   }
 }
 
-void end_columns(const Step& s, double decay, double weight) {
+void end_columns(const Step& s, const Rule& rule) {
+  if (!s.columns || s.leaves_shares) return;
+  const double decay = rule.second_decay, weight = rule.second_weight;
   int64_t total = 0;
   for (int64_t c = 0; c < s.dim; ++c) total += s.column_shares[c];
   if (total <= 0) return;

@@ -65,5 +65,5 @@ class MeanSquares {
 
 // Before a step of this number: no shares yet, and the factors that it uses.
 void begin_columns(Step& s, double number);
-// After it, with the numbers of the moment's average.
-void end_columns(const Step& s, double decay, double weight);
+// After it.
+void end_columns(const Step& s, const Rule& rule);

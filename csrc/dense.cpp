@@ -176,7 +176,7 @@ void move_rows(const Step& s) {
 }
 
 extern "C" int32_t sketchoptim_takes_rows(const Step* step) {
-  return is_taken_row_by_row(*step) && !step->columns;
+  return is_taken_row_by_row(*step);
 }
 
 extern "C" void sketchoptim_move_rows(Step* step, const void* values, int32_t dtype,
@@ -189,4 +189,7 @@ extern "C" void sketchoptim_move_rows(Step* step, const void* values, int32_t dt
   move_rows(*step);
 }
 
-extern "C" void sketchoptim_end_rows(const Step* step) { pack_counters(*step); }
+extern "C" void sketchoptim_end_rows(const Call* call) {
+  pack_counters(*call->step);
+  end_columns(*call->step, *call->rule);
+}

@@ -11,6 +11,8 @@ from sketchoptim.deferred import DeferredGradient, Lookups
 pytestmark = [needs_native, pytest.mark.filterwarnings("ignore:.*active rows a bucket")]
 
 ROWS = 200
+COLUMNS = so.Memory(second=so.Sketched(conservative=True, columns=True))
+OTHERS = ("row-wise", "paper-mv", "exact", COLUMNS)
 FORMS = {
     "each": {},
     "bags": {"offsets": True},
@@ -59,7 +61,7 @@ def stepped(gradients, *, is_plain: bool, dim: int, memory="lean", dtype=torch.f
     ("level", "memory"),
     [
         *((level, "lean") for level in LEVELS),
-        *((level, memory) for level in LEVELS[-1:] for memory in ("row-wise", "paper-mv", "exact")),
+        *((level, memory) for level in LEVELS[-1:] for memory in OTHERS),
     ],
 )
 @pytest.mark.parametrize("form", FORMS)

@@ -1,6 +1,7 @@
 """Tables whose rows processes divide among them: the same bits as in one process."""
 
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -86,20 +87,18 @@ def test_divided_tables_have_the_bits_of_one_process():
             assert twins.differences() == [], (rows, memory)
 
 
-@on_ranks(1, 2, 4, ignore=[REFERENCE])
+@on_ranks(1, 2, 4)
 def test_factors_of_columns_have_the_bits_of_one_process():
-    """The processes sum integers, in one more collective for all tables together.
-
-    On one backend: divided rows have no kernel for columns yet, and a kernel rounds differently.
-    """
-    with reference_only():
-        for rows in ROWS.values():
-            for memory in COLUMNS:
-                for kind in ("Adam", "Adagrad"):
-                    twins = Twins(rows, memory, kind)
-                    for _ in range(5):
-                        twins.step()
-                    assert twins.differences() == [], (rows, memory, kind)
+    """The processes sum integers, in one more collective for all tables together."""
+    for backend in (nullcontext, reference_only):
+        with backend():
+            for rows in ROWS.values():
+                for memory in COLUMNS:
+                    for kind, dtype in (("Adam", torch.float32), ("Adagrad", torch.bfloat16)):
+                        twins = Twins(rows, memory, kind, dtype)
+                        for _ in range(5):
+                            twins.step()
+                        assert twins.differences() == [], (backend, rows, memory, kind)
 
 
 @on_ranks(2)

@@ -222,7 +222,15 @@ def test_a_compiled_model_breaks_its_graph_here():
     torch.testing.assert_close(dense(weight.grad), theirs[1].grad)
 
 
-@pytest.mark.parametrize("memory", ["lean-0.1", "exact", "row-wise", "8-bit", "paper-mv"])
+COLUMNS = {
+    "lean with columns": so.Memory(second=so.Sketched(conservative=True, columns=True)),
+    "row-wise with columns": so.Memory(second=so.RowWise(columns=True)),
+}
+
+
+@pytest.mark.parametrize(
+    "memory", ["lean-0.1", "exact", "row-wise", "8-bit", "paper-mv", *COLUMNS.values()], ids=str
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.filterwarnings("ignore:.*active rows a bucket a step:UserWarning")
 def test_a_step_is_that_of_the_gradient_when_it_is_written_down(memory, dtype):

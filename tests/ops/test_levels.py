@@ -27,6 +27,8 @@ MEMORIES = {
     "row-wise": PRESETS["row-wise"],
     "lean-0.1": so.Memory(None, CONSERVATIVE),
     "exact over lean": so.Memory(so.Exact(), CONSERVATIVE),
+    "columns": so.Memory(None, replace(CONSERVATIVE, columns=True)),
+    "row-wise columns": so.Memory(None, so.RowWise(columns=True)),
     **{f"{sketch.decay} by row": so.Memory(None, sketch) for sketch in BY_ROW},
     **{f"{decay} of {depth}": so.Memory(s, s) for (decay, depth), s in BY_ELEMENT.items()},
     "ratio": so.Memory(BY_ELEMENT["linear", 3], BY_ELEMENT["linear", 3], form="ratio"),

@@ -282,7 +282,8 @@ Work random_work() {
   }
   replace(work.row_values, work.second.moment.is_by_row ? 4 * s.gradient.rows : 0);
   s.piece_rows = one_of<int64_t>({1, 3, 100});
-  if (work.has_columns) begin_columns(*work.pointed());
+  work.pointed();
+  begin_columns(work.step, 3.0);
   return work;
 }
 
@@ -410,6 +411,7 @@ bool are_same(const Work& a, const Work& b) {
 // Takes a dense gradient in blocks of rows, the last one first.
 void step_in_blocks(Work& work) {
   const int64_t n = work.step.gradient.rows, block = 1 + below(n);
+  work.step.threads = 3;
   work.pointed();
   unpack_counters(work.step);
   for (int64_t begin = (n - 1) / block * block; begin >= 0; begin -= block) {
@@ -420,7 +422,12 @@ void step_in_blocks(Work& work) {
     sketchoptim_move_rows(&work.step, values.as<void>(), work.step.dtype, begin, rows,
                           one_of<int32_t>({1, 2, 3}));
   }
-  sketchoptim_end_rows(&work.step);
+  work.step.leaves_shares = 1;  // to be compared
+  const Rule rule{};
+  Call call{};
+  call.step = &work.step;
+  call.rule = &rule;
+  sketchoptim_end_rows(&call);
 }
 
 void check_step() {
@@ -444,6 +451,7 @@ void check_step() {
   if (g.ids || g.rows == 0 || !sketchoptim_takes_rows(before.pointed())) return;
   step_in_blocks(before);
   REQUIRE(are_same(by_one, before));
+  REQUIRE(by_one.column_shares == before.column_shares);
 }
 
 // A parameter's step as one of several, with all the memory that it points to.

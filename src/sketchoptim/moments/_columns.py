@@ -63,7 +63,7 @@ class ColumnsMoment(Moment):
         self.inner = _class_of(plain)(plain, name, tensors, held)
         self.sketch = self.inner.sketch
         self.gathers, self.decays_whole = self.inner.gathers, self.inner.decays_whole
-        self._shares: Tensor | None = None  # of the step that is under way
+        self._shares = torch.zeros_like(self.columns, dtype=torch.int64)
 
     @classmethod
     def declare(cls, storage: Any, name: Name, table: Table, fill: float) -> tuple[Part, ...]:
@@ -79,7 +79,7 @@ class ColumnsMoment(Moment):
         rows = self.inner.kernel_view()
         if not isinstance(rows, ArrayView | SketchView):
             return None
-        return ColumnsView(rows, self.columns)
+        return ColumnsView(rows, self.columns, self._shares)
 
     @property
     def columns(self) -> Tensor:
@@ -101,7 +101,7 @@ class ColumnsMoment(Moment):
         self.inner.begin_(average, touched, step)
         self._step = step
         self._factors = self.factors()
-        self._shares = torch.zeros_like(self.columns, dtype=torch.int64)
+        self._shares.zero_()
 
     def gather_(self, ids: Tensor, values: Tensor) -> None:
         self.inner.gather_(ids, values / self._factors.to(values.dtype))
@@ -114,7 +114,6 @@ class ColumnsMoment(Moment):
         self.inner.take_gathered_()
 
     def update_(self, ids: Tensor, values: Tensor) -> Tensor:
-        assert self._shares is not None  # begin_
         first_row = 0 if self.held is None else self.held.start
         gives_shares = (_hashing.mix(ids + first_row) + self._step) % ROWS_A_SHARE == 0
         self._shares += _shares(values[gives_shares])
@@ -128,16 +127,14 @@ class ColumnsMoment(Moment):
     def end_(self) -> None:
         self.inner.end_()
         if self.held is None:
-            self.take_added_()
+            self.take_added_(self.average)
 
     @property
     def added(self) -> Tensor | None:
         return None if self.held is None else self._shares
 
-    def take_added_(self) -> None:
-        assert self._shares is not None  # begin_
-        self._move_columns_(self.average, self._shares)
-        self._shares = None
+    def take_added_(self, average: Average) -> None:
+        self._move_columns_(average, self._shares)
 
     def _move_columns_(self, average: Average, shares: Tensor) -> None:
         total = shares.sum().double()

@@ -173,6 +173,8 @@ class ColumnsView(NamedTuple):
 
     rows: ArrayView | SketchView
     columns: Tensor
+    shares: Tensor
+    """int64: the sums of a step, where processes that divide rows look for them."""
 
 
 KernelView = ArrayView | SketchView | CodesView | ColumnsView
@@ -288,7 +290,7 @@ class Moment:
         """
         return None
 
-    def take_added_(self) -> None:
+    def take_added_(self, average: Average) -> None:
         """Takes in what the processes have added together."""
 
     def start_rows_(self, added: range, fill: float) -> None:

@@ -50,7 +50,7 @@ class BlockStep:
         rule = numbers.buffer_info()[0]
         call = _native.Call(kernels.address, rule, 0, 0, 0, kernels.rows, False, self.key)
         is_large = first.gradient.numel() >= _native.ELEMENTS_FOR_THREADS
-        threads = torch.get_num_threads() if is_large else 1
+        step.threads = threads = torch.get_num_threads() if is_large else 1
         step.gradient.ids = None  # of an earlier step
         size = library.sketchoptim_workspace(step)
         workspace = torch.empty(size, dtype=torch.uint8, device="cpu")
@@ -62,6 +62,6 @@ class BlockStep:
             library.sketchoptim_move_rows(
                 step, values.data_ptr(), _FLOAT32, chunk.at.start, values.shape[0], threads
             )
-        library.sketchoptim_end_rows(step)
+        library.sketchoptim_end_rows(call)
         # Autograd sees writes by torch only, and must refuse graphs of the weights as they were.
         increment_version(kernels.parameter)

@@ -10,7 +10,7 @@ import torch
 
 from .._warning import warn
 
-_ABI = 17
+_ABI = 18
 # Below this many elements, threads cost more than they save.
 ELEMENTS_FOR_THREADS = 1 << 15
 # From torch's name of what the machine can do to our name of what a library was built for.
@@ -95,6 +95,7 @@ class Step(ctypes.Structure):
         ("piece_rows", c_int64),
         ("most_row_values", c_int64),
         ("finding", c_int32),
+        ("leaves_shares", c_int32),
         ("shared", c_int64),
     ]
 
@@ -239,7 +240,7 @@ def load(name: str) -> ctypes.CDLL:
     library.sketchoptim_begin_rows.restype = None
     library.sketchoptim_move_rows.argtypes = [step, pointer, c_int32, c_int64, c_int64, c_int32]
     library.sketchoptim_move_rows.restype = None
-    library.sketchoptim_end_rows.argtypes = [step]
+    library.sketchoptim_end_rows.argtypes = [POINTER(Call)]
     library.sketchoptim_end_rows.restype = None
     library.sketchoptim_group.argtypes = [pointer, c_int64, pointer, POINTER(Gradient)]
     library.sketchoptim_group.restype = c_int64

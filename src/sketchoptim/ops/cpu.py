@@ -45,8 +45,6 @@ def _unsupported_storage(moment: Moment) -> str | None:
         return "processes exchange its rows in the middle of a step, where no kernel stops"
     view = moment.kernel_view()
     if isinstance(view, ColumnsView):
-        if moment.held is not None:
-            return "processes exchange the shares of its columns after a step"
         view = view.rows
         if isinstance(view, SketchView) and view.form != "conservative":
             return "there is no kernel for factors of columns next to its sketch"
@@ -125,8 +123,7 @@ class CpuKernels:
             if moment is not None:
                 view = moment.kernel_view()
                 if isinstance(view, ColumnsView):
-                    _check_array(view.columns, torch.float32, self.dim)
-                    self.call.columns = view.columns.data_ptr()
+                    self._describe_columns(view, is_divided=moment.held is not None)
                     view = view.rows
                 _describe(view, parameter, call)
         self.takes_blocks = bool(library.sketchoptim_takes_rows(self.call))
@@ -138,12 +135,21 @@ class CpuKernels:
         self.copies: tuple[Tensor, ...] = ()
         """What the step points to instead of the gradient; `Calls` takes it over."""
 
+    def _describe_columns(self, view: ColumnsView, *, is_divided: bool) -> None:
+        call = self.call
+        _check_array(view.columns, torch.float32, self.dim)
+        _check_array(view.shares, torch.int64, self.dim)
+        self.column_roots = torch.empty(2, self.dim, dtype=torch.float32, device="cpu")
+        call.columns, call.column_shares = view.columns.data_ptr(), view.shares.data_ptr()
+        call.column_roots, call.column_inverses = (it.data_ptr() for it in self.column_roots)
+        call.leaves_shares = is_divided
+
     def unsupported_reason(self, gradient: Tensor, rule: AnyRule) -> str:
         """Why `prepare` gave None for a gradient of this parameter, and the remedy."""
         if isinstance(gradient, DeferredGradient):
             return (
                 f"there is no kernel for its {gradient!r} with these moments and this rule; use "
-                "moments without columns, or so.materialize_gradients(model)"
+                "so.materialize_gradients(model)"
             )
         reason = _unsupported_layout(gradient, "its gradient")
         return reason or "the CPU kernels support only FusedRule"

@@ -168,6 +168,7 @@ class Step:
 
     def take_added_(self) -> None:
         """Takes in what the processes have added together."""
-        for moment in self.binding.moments:
-            if moment is not None and moment.added is not None:
-                moment.take_added_()
+        averages = (self.rule.first, self.rule.second)
+        for moment, average in zip(self.binding.moments, averages, strict=True):
+            if moment is not None and moment.added is not None and average is not None:
+                moment.take_added_(average)
