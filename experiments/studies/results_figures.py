@@ -153,11 +153,11 @@ def _drawn(point: Point) -> Point:
 
 def quality_figure() -> Figure:
     """Test quality over bytes of state, a panel for each task; lower is better in all."""
-    figure = Figure(figsize=(11.0, 7.6), layout="constrained")
+    figure = Figure(figsize=(7.4, 9.6), layout="constrained")
     used: set[str] = set()
-    for axes, panel in zip(figure.subplots(2, 3).flatten(), LONGEST, strict=True):
+    for axes, panel in zip(figure.subplots(3, 2).flatten(), LONGEST, strict=True):
         used |= _draw_panel(axes, panel)
-    _legend(figure, used, columns=4)
+    _legend(figure, used, columns=2)
     return figure
 
 
