@@ -141,7 +141,7 @@ class EmbeddingBags(nn.Module):
 
         Args:
             ids: of all features.
-            offsets: where each bag begins; see "Shape".
+            offsets: the begin of each bag; see "Shape".
             per_sample_weights: what the row of each id is multiplied by, in the form of the ids;
                 for ``mode="sum"``.
             lengths: the number of ids of each bag, in place of offsets.

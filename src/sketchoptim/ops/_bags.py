@@ -40,7 +40,7 @@ def pool_bags(
 def reference(
     weights: Sequence[Tensor], lookups: Sequence[BagIds], mode: Mode, names: Sequence[str]
 ) -> Tensor:
-    """The same in torch's operations, table by table."""
+    """The sums of bags in torch's operations, table by table."""
     for weight, bags, name in zip(weights, lookups, names, strict=True):
         if weight.device.type == "cpu":  # other devices would wait, and check by themselves
             _check(weight, bags, name)

@@ -63,5 +63,5 @@ class BlockStep:
                 step, values.data_ptr(), _FLOAT32, chunk.at.start, values.shape[0], threads
             )
         library.sketchoptim_end_rows(call)
-        # Autograd sees writes by torch only, and must refuse graphs of the weights as they were.
+        # Autograd notices writes by torch only, and must refuse graphs of the weights as they were.
         increment_version(kernels.parameter)

@@ -134,7 +134,7 @@ class Calls:
         """Counts the steps and moves parameters and moments, but for what is not `is_finite`."""
         if self._library is None:
             return
-        # Autograd sees writes by torch only, and must refuse graphs of the weights as they were.
+        # Autograd notices writes by torch only, and must refuse graphs of the weights as they were.
         increment_version(self._parameters)
         self._library.sketchoptim_run(self._calls())
 

@@ -1,4 +1,4 @@
-"""Which backend steps a parameter: fused kernels where there are some, else the reference."""
+"""The backend that steps a parameter: fused kernels if there are some, else the reference."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Which kernels a step launches, in which order, and with what."""
+"""The kernels that a step launches, their order and their arguments."""
 
 import struct
 from collections.abc import Sequence
@@ -139,7 +139,7 @@ class Bound(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """What of a step, beside its rule, decides which kernels it launches."""
+    """The parts of a step, besides its rule, that decide which kernels it launches."""
 
     is_dense: bool
     is_sorted: bool

@@ -36,7 +36,7 @@ class Blank(NamedTuple):
 
 
 class GpuMoment:
-    """What launches need to know of one moment; with None, of a moment that is not kept."""
+    """The arguments of launches for one moment; with None, for a moment that is not kept."""
 
     def __init__(self, moment: Moment | None, blank: Blank) -> None:
         self.kind, self.form, self.depth, self.width = kinds.NONE.value, 0, 0, 1
@@ -169,7 +169,7 @@ class GpuMoment:
         }
 
     def row_bytes(self, name: str, dim: int) -> dict[str, int]:
-        """By pointer, the bytes from a row's numbers to those of the next."""
+        """The bytes from a row's numbers to those of the next, by pointer."""
         numbers = {kinds.EXACT.value: dim, kinds.CODES.value: dim, kinds.ROW_WISE.value: 1}
         found = {name: numbers.get(self.kind, 0) * self.data.element_size()}
         if self.kind == kinds.CODES.value:
@@ -178,7 +178,7 @@ class GpuMoment:
 
 
 def _mode_of(average: Average | None) -> int:
-    """Which of the ways to move `Average.delta` takes."""
+    """The way to move that `Average.delta` takes."""
     mode = kinds.GENERAL
     if average is None or average.weight == 1 - average.decay:
         mode = kinds.AVERAGE

@@ -95,7 +95,7 @@ class RunningSoftmax:
             values.copy_(exponentials if slopes is None else exponentials * slopes)
 
     def logsumexp(self) -> Tensor:
-        """Of each token, ``[tokens]``."""
+        """The logarithm of the sum of exponentials of each token, ``[tokens]``."""
         return self.highest + self.total.log()
 
     def losses(self) -> Tensor:

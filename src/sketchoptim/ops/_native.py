@@ -263,7 +263,7 @@ def load(name: str) -> ctypes.CDLL:
 
 
 def description() -> str:
-    """Which kernels step parameters on the CPU, for people."""
+    """A description of the kernels that step parameters on the CPU."""
     try:
         loaded = load(level())
     except OSError as error:

@@ -17,7 +17,7 @@ Update = Callable[[Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
 
 
 class AnyRule(Protocol):
-    """What the reference needs to know of a rule."""
+    """The rule of a step, as the reference runs it."""
 
     @property
     def first(self) -> Average | None: ...
@@ -110,7 +110,7 @@ class FusedRule(NamedTuple):
         return given if self.schedule is None else self.schedule.applied(given)
 
     def direction(self, gradient: Tensor, first: Tensor | None, second: Tensor | None) -> Tensor:
-        """Where the rows go, element by element; in the ratio form, for each hash row."""
+        """The direction of the rows, element by element; in the ratio form, for each hash row."""
         _, second_root, clip = self.numbers()
         numerator = gradient if first is None else first
         if self.nesterov is not None and first is not None:

@@ -31,7 +31,7 @@ class Schedule(NamedTuple):
     first_decay: float = 0.0
     second_decay: float = 0.0
     is_after_eps: bool | None = None
-    """Where the bias correction joins the second moment; None if there is no correction."""
+    """Whether eps is added after the bias correction of v, as in dense Adam; None without one."""
     rate_decay: float = 0.0
 
     def applied(self, numbers: Numbers) -> Numbers:

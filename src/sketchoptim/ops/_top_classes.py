@@ -64,7 +64,7 @@ def top_classes(
 def reference(
     tables: Tensor, words: Tensor, classes: int | Tensor, k: int, combination: Combination
 ) -> TopClasses:
-    """The same in plain torch, chunk by chunk: the definition of what is right."""
+    """The top classes in plain torch, chunk by chunk: the definition of correct."""
     count = classes if isinstance(classes, int) else classes.numel()
     best = TopClasses(tables.new_empty(tables.shape[1], 0), words.new_empty(tables.shape[1], 0))
     for start in range(0, count, _CHUNK):

@@ -318,7 +318,7 @@ class GpuStep:
 
     @property
     def touched(self) -> int:
-        """How many rows it moves at most: which ids repeat, only the device knows."""
+        """The most rows that it moves: the count of repeated ids is on the device."""
         return min(self.count, self.kernels.rows)
 
     def numbers(self) -> tuple[int, ...]:
@@ -346,7 +346,7 @@ class GpuStep:
         """Follows on the host what the device will have done."""
         kernels = self.kernels
         kernels.predict_(self.rule)
-        # Autograd sees writes by torch only, and must refuse graphs of the weights as they were.
+        # Autograd notices writes by torch only, and must refuse graphs of the weights as they were.
         increment_version(kernels.parameter)
 
 

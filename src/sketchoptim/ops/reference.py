@@ -85,7 +85,7 @@ class ReferenceStep:
             for chunk in self._chunks()
             if chunk.gradient.numel()
         ]
-        # One look at the end, since a look waits for a GPU; false for NaN.
+        # One test at the end, since a test waits for a GPU; false for NaN.
         return not extremes or torch.stack(extremes).abs().amax().item() <= LARGEST_GRADIENT
 
     def _is_bounded(self, gradient: DeferredGradient) -> bool:

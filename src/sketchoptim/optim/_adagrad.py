@@ -18,7 +18,7 @@ from .base import Optimizer
 
 
 class Adagrad(Optimizer):
-    """Adagrad whose sum of squares lives where `memory` says.
+    """Adagrad with its sum of squares in the storage that `memory` names.
 
     In step t::
 

@@ -20,7 +20,7 @@ _KEYS: dict[Name, str] = {"first": "exp_avg", "second": "exp_avg_sq"}
 
 
 class Adam(Optimizer):
-    """Adam whose moments live where `memory` says; by default a half byte a row in all.
+    """Adam with its moments in the storages that `memory` names; by default half a byte a row.
 
     In step t::
 
@@ -125,7 +125,7 @@ class Adam(Optimizer):
                     raise ValueError(
                         f"{name} must be a number with foreach=True, got {value}; leave foreach out"
                     )
-        # As in torch.optim a group says which of the two it is, so that a checkpoint does too.
+        # As in torch.optim a group has a flag for which of the two it is, and so has a checkpoint.
         if group["decoupled_weight_decay"] is not self.is_decoupled:
             name, other = ("AdamW", "Adam") if self.is_decoupled else ("Adam", "AdamW")
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Warnings about the way parameters are stepped; each says what to do."""
+"""Warnings about the way parameters are stepped, each with its remedy."""
 
 from collections.abc import Iterator
 
@@ -19,7 +19,7 @@ def warn_(
     fresh: list[Binding],
     said: set[tuple[int, str]],
 ) -> None:
-    """Says what there is to say of steps and of new bindings, unless it was said before."""
+    """Issues each warning about steps and new bindings once."""
     found = [
         (id(step.binding.parameter), kind, message)
         for step in steps
@@ -108,6 +108,6 @@ def exact_tables_warning(
         f"{names}{more} {verb} at least {MIN_TABLE_ROWS:,} rows and a dense gradient: exact state "
         f"of {state_bytes:,} bytes. To compress embeddings and output heads, use "
         f'so.{kind}(so.param_groups(model), ...), or compress="tables" if the optimizer is built '
-        "from parameters without their model. To keep all exact, say so: "
+        "from parameters without their model. To keep all exact, pass "
         f'so.{kind}(..., memory="exact")'
     )

@@ -68,7 +68,7 @@ class Algorithm(torch.optim.Optimizer):
         )
 
     def rule(self, group: Group, step: int, *, memory: Memory, is_sparse: bool) -> AnyRule:
-        """What step number `step` of a parameter does whose moments are kept as `memory` says."""
+        """The rule of step number `step` for a parameter with this memory."""
         raise NotImplementedError
 
     def check_options(self, group: Group) -> None:
@@ -83,7 +83,7 @@ class Algorithm(torch.optim.Optimizer):
         _checks.check_is_memory(group["memory"])
 
     def storages(self, group: Group, memory: Memory) -> dict[Name, Storage]:
-        """The moments to keep, with where they live."""
+        """The moments to keep, with their storages."""
         found = {name: getattr(memory, name) for name in self.moment_names}
         return {name: storage for name, storage in found.items() if storage is not None}
 

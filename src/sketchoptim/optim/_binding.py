@@ -34,7 +34,7 @@ class Binding:
     local: Tensor
     """The rows of it that this process holds: a plain tensor, usually the parameter itself."""
     shard: Shard | None
-    """Where these rows are in the parameter, if it is a DTensor."""
+    """The place of these rows in the parameter, if it is a DTensor."""
     state: State
     options: Options
     group_memory: Memory
@@ -61,16 +61,16 @@ class Binding:
     is_watched: bool
     """Whether a step of it may call for a warning."""
     places: "_Places"
-    """Where parameter and state were when it was built."""
+    """The addresses of parameter and state when it was built."""
 
     @property
     def storages(self) -> dict[Name, Storage]:
-        """Where its moments live."""
+        """The storages of its moments."""
         return {moment.name: moment.storage for moment in self.moments if moment is not None}
 
     @property
     def gradient(self) -> Tensor:
-        """That of the local rows."""
+        """The gradient of the local rows."""
         assert self.parameter.grad is not None  # only such parameters are stepped
         return _shards.local(plain_if_it_exists(self.parameter.grad))
 
@@ -102,7 +102,7 @@ class Binding:
 
 
 class _Places(NamedTuple):
-    """Where the tensors of a parameter and its state are in memory."""
+    """The addresses of the tensors of a parameter and its state."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -191,7 +191,7 @@ def _is_watched(opened: Moments, memory: Memory, group_memory: Memory) -> bool:
 def fresh_state(
     optimizer: Algorithm, parameter: Tensor, group: Group, memory: Memory, key: Key
 ) -> State:
-    """The parameter's state with all that `memory` asks for: the old one if nothing is missing."""
+    """The parameter's state with all that `memory` needs: the old one if nothing is missing."""
     state: State = optimizer.state.get(parameter) or {}
     steps_done = 0.0
     if _state.starts_anew(state, parameter.grad, optimizer.fill(group)):
@@ -227,7 +227,7 @@ def open_moments(storages: dict[Name, Storage], state: State, held: range | None
 
 
 def live_moments(optimizer: Algorithm, parameter: Tensor, group: Group) -> Moments:
-    """The moments of a parameter that has state, to look at or to fill."""
+    """The moments of a parameter that has state, to read or to fill."""
     optimizer.settle_()
     storages = optimizer.storages(group, optimizer.memory_in_force(parameter, group))
     return open_moments(storages, optimizer.state[parameter], _shards.held_rows(parameter))

@@ -1,6 +1,6 @@
 """State before the first step, for checkpoints to be loaded into.
 
-`torch.distributed.checkpoint` asks for it by a step with a rate of zero along gradients of zero,
+`torch.distributed.checkpoint` makes it by a step with a rate of zero along gradients of zero,
 and loads into the tensors that it then finds.
 """
 

@@ -58,7 +58,7 @@ def check_is_dict(packed: object) -> None:
 
 
 def load_(optimizer: Algorithm, packed: Packed) -> None:
-    """Restores what `pack` gave, or says what differs and changes nothing."""
+    """Restores what `pack` gave, or raises with the differences and changes nothing."""
     check_keys("the checkpoint", packed, required=("state", "param_groups"), optional=None)
     groups = _checked_groups(optimizer, packed["param_groups"])
     changed = _digests.changed_options(packed["param_groups"], packed.get(_digests.DIGEST))

@@ -1,4 +1,4 @@
-"""What must hold of options, parameters and gradients before a step; errors say what to do."""
+"""Requirements of options, parameters and gradients before a step; errors name the remedy."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any

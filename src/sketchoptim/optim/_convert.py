@@ -1,4 +1,4 @@
-"""From a live optimizer of torch.optim to one of ours, and back, in the middle of a run."""
+"""Conversion of an optimizer of torch.optim to one of ours, and back, in the middle of a run."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -56,7 +56,7 @@ def from_torch(
         optimizer: Of torch.optim, at any point of its run.
         memory: As in our optimizers, for tables.
         tables: Parameters, or their names, to compress although their gradients are dense.
-            Adagrad's are named here too when there is no gradient to tell by.
+            Adagrad's are named here too if there is no gradient, which would show which they are.
         schedulers: Those that steer the given optimizer; from now on they steer ours.
 
     >>> table = torch.nn.Embedding(10_000, 64, sparse=True)
@@ -192,7 +192,7 @@ def _checked_members(
 
 
 def _our_group(number: int, group: Group) -> Group:
-    """The group with the options that ours knows, and any that a scheduler or a user added."""
+    """The group with the options that ours has, and any that a scheduler or a user added."""
     for flag, remedy in TORCH_FLAGS.items():
         if remedy and group.get(flag):
             raise ValueError(
@@ -242,7 +242,7 @@ def _without(dropped: set[str], group: Group, parameters: list[Tensor]) -> Group
 def _steps_done(theirs: State, keys: dict[Name, str]) -> int:
     if "step" in theirs:
         return int(theirs["step"])
-    # SGD does not count; a buffer tells that the first step, which does not dampen, is done.
+    # SGD does not count; a buffer shows that the first step, which does not dampen, is done.
     return int(any(theirs.get(key) is not None for key in keys.values()))
 
 

@@ -104,7 +104,8 @@ def agree_(divided: Divided, steps: Sequence[SharedStep]) -> None:
         lacking += flags.lacking
     if is_refused:
         raise RuntimeError(
-            "another process refused this step; its error says why. Nothing has changed here either"
+            "another process refused this step, and its error has the reason. Nothing has changed "
+            "here either"
         )
     if lacking:
         raise ValueError(
@@ -148,7 +149,7 @@ def _reduce_flags(
 
 
 def sum_gathered_(steps: Iterable[SharedStep]) -> None:
-    """Lets moments whose estimates depend on all rows see those of all processes."""
+    """Exchanges the moments whose estimates depend on the rows of all processes."""
     _exchange_(steps, lambda step: step.gather_(), "SUM")
 
 

@@ -18,7 +18,7 @@ from .base import Optimizer
 
 
 class RMSprop(Optimizer):
-    """RMSprop whose mean of squares lives where `memory` says.
+    """RMSprop with its mean of squares in the storage that `memory` names.
 
     A step is::
 

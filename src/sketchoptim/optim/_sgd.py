@@ -17,7 +17,7 @@ from .base import Optimizer
 
 
 class SGD(Optimizer):
-    """SGD whose momentum lives where `memory` says.
+    """SGD with its momentum in the storage that `memory` names.
 
     A step is::
 
@@ -26,7 +26,7 @@ class SGD(Optimizer):
 
     As in torch.optim, the first step with momentum does not dampen. Under "lean", the default, and
     every other memory without a first moment, the momentum of a compressed parameter is dropped: it
-    steps by ``lr * g``, and wants a learning rate ``1 / (1 - momentum)`` times as large as with
+    steps by ``lr * g``, and needs a learning rate ``1 / (1 - momentum)`` times as large as with
     momentum.
     ``memory="paper-mv"`` keeps the momentum in a count-sketch, as Algorithm 2 does.
 

@@ -91,7 +91,7 @@ def layout(tensor: Tensor) -> str:
 
 
 def table_of(parameter: Tensor, key: str | int, state: Mapping[str, Any] | None = None) -> Table:
-    """What a moment knows of a parameter, and of the state that it has, if any."""
+    """A parameter as its moments need it, and its state, if any."""
     sized_for = (state or {}).get("sized_for")
     table = Table(
         parameter.shape, parameter.dtype, parameter.device, key, held_rows(parameter), sized_for
@@ -122,7 +122,7 @@ def check_parts(table: Table, parts: Iterable[Part], storage: object) -> None:
 
 
 def as_global(parameter: Tensor, part: Part, tensor: Tensor) -> Tensor:
-    """A part of a moment as checkpoints see it: a DTensor of all rows where they are divided."""
+    """A part of a moment for checkpoints: a DTensor of all rows if they are divided."""
     if not is_dtensor(parameter) or part.sharding == "replicated":
         return tensor
     from torch.distributed.tensor import DTensor

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-# Those whose handlers people write in Python. To look at all signals takes as long as a small step.
+# Those whose handlers people write in Python. Reading all signals takes as long as a small step.
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGALRM", "SIGUSR1", "SIGUSR2")
 _NUMBERS = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
 

@@ -292,7 +292,7 @@ class Optimizer(Algorithm):
         return _torch_private.after_state_dict(self, packed)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores what `state_dict` gave, bit for bit, or says what differs and changes nothing.
+        """Restores what `state_dict` gave, bit for bit, or raises with the differences.
 
         torch.optim casts state to the parameter's dtype and shares it with the given dict; here
         counters keep their own dtype, and everything is copied.
@@ -334,7 +334,7 @@ class _Prepared:
         """Bindings that the optimizer does not have yet."""
         self.steps: list[Step] = []
         self.native: list[ops.CpuKernels] = []
-        """Those of them that the CPU's kernels take, all in one call."""
+        """The steps that the CPU's kernels take, all in one call."""
         self.by_torch: list[tuple[Group, list[Binding]]] = []
         """What goes to torch.optim's own function, by group."""
         self.repeated: list[ops.RepeatedCalls] = []

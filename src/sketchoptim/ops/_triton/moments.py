@@ -50,7 +50,7 @@ def reading_of(
     counters, words, width, row, mixed, columns, mask, ledger, x,
     MOMENT: tl.constexpr, FORM: tl.constexpr, MODE: tl.constexpr, DIM: tl.constexpr,
 ):  # fmt: skip
-    """What one hash row says; for the bucket form, after it has moved."""
+    """The estimate of one hash row; for the bucket form, after it has moved."""
     pointers = _pointers(counters, words, width, row, mixed, columns, DIM)
     reading = tl.load(pointers, mask=mask, other=0.0).to(tl.float32)
     reading *= slots.number(ledger, MOMENT + slots.SCALE)

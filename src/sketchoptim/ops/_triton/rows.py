@@ -3,7 +3,7 @@
 A gradient has one of three layouts. DENSE: a position is a row. UNIQUE: ids that ascend strictly,
 as coalesced ones do. REPEATED: ids, sorted stably, and the order that sorts them. Equal ids are
 neighbours, a run; the first position of a run is its head and stands for the row. No positions are
-counted or compacted, so the host need not know how many rows there are. A run is summed in pieces
+counted or compacted, so the host needs no count of the rows. A run is summed in pieces
 of `PIECE` entries: the first piece by the head, the others beforehand by `begin`, in parallel.
 Piece q of a run that starts at s lies in slot (s + q * PIECE) // PIECE of the partial sums, which
 no two pieces share. So the order of a sum depends on its own run alone. `inspect` adds the pieces

@@ -1,8 +1,8 @@
 """The ledger: float64 numbers of one parameter on the device, and the numbers of its next step.
 
-The device counts steps by itself, because only it knows which of them were refused. The first
-slots hold what lasts from step to step; `begin` writes the others, which the kernels of the step
-read, and `finish` makes the step count.
+The device counts steps by itself, because the host learns later which of them were refused. The
+first slots hold what lasts from step to step; `begin` writes the others, which the kernels of the
+step read, and `finish` makes the step count.
 """
 
 import triton
