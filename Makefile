@@ -25,8 +25,13 @@ check: setup
 	$(BIN)/ruff format --check --quiet
 	$(BIN)/mypy --strict src experiments
 
+# Tests that start programs, and all others: most take one core, so the two run side by side.
+PROGRAMS := tests/clients tests/distributed tests/docs tests/examples tests/experiments
+
 test: check
-	$(BIN)/pytest
+	$(BIN)/pytest $(PROGRAMS) & programs=$$!; \
+	$(BIN)/pytest $(PROGRAMS:%=--ignore=%); others=$$?; \
+	wait $$programs && exit $$others
 
 # The GPU's kernels without a GPU: interpreted on the CPU, and compiled for GPUs. One process cannot
 # do both, so there are two. triton lies beside the installation, which stays one for the CPU.
