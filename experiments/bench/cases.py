@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
-from ..data import data_file, find_file
+from ..data import data_file
 
 Part = Literal["steps", "scaling", "training", "tables", "many", "dense", "bags", "heads"]
 Clock = Literal["wall", "cpu"]
@@ -337,12 +337,6 @@ class Settings:
         """Rows of the largest table."""
         swept = [point.rows for sweep in self.sweeps for _, point in sweep.points()]
         return max([case.rows for case in self.cases] + swept + [t.rows for t in self.training])
-
-
-def find_counts(path: Path | None) -> Path:
-    """LM1B's word counts at `path`, else below the data folder; raises where there are none."""
-    expected = "a .npy file with how often each of its 793,471 words occurs"
-    return find_file(str(COUNTS_NAME), path, expected=expected, option="--counts")
 
 
 def default_counts() -> Path | None:

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 import sketchoptim as so
-from sketchoptim import moments
 from sketchoptim.moments import Name, Table
 from sketchoptim.storage import Storage
 
@@ -39,13 +38,3 @@ MOMENTS = {
 }
 each_moment = pytest.mark.parametrize(("name", "storage"), MOMENTS.values(), ids=MOMENTS)
 each_table = pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
-
-STORAGE_NAMES = {kind.__name__ for kind in KINDS}
-PART_NAMES = {
-    part.name
-    for name, storage in MOMENTS.values()
-    for table in TABLES.values()
-    for fill in (0.0, 0.5)
-    for part in moments.declare(storage, name, table, fill)
-}
-STATE_KEYS = {f"{name}_{part}" for name in NAMES for part in PART_NAMES}
