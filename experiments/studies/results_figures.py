@@ -3,7 +3,8 @@
     python -m experiments.studies.results_figures
 
 `earlier.csv` has the means and deviations of runs that were not kept. A row there replaces the kept
-seeds of its method, which are not all seeds. `step_times.csv` has the page's table of times.
+seeds of its method, which are not all seeds. `step_times.csv` has the page's table of times, and
+`paper_setting.csv` the losses of two runs that were stopped early.
 """
 
 import argparse
@@ -111,6 +112,7 @@ def main(arguments: list[str] | None = None) -> None:
         "own_rate.png": own_rate_figure,
         "step_times.png": times_figure,
         "behind.png": behind_figure,
+        "paper_setting.png": paper_figure,
     }
     with rc_context({"font.size": 11, "axes.spines.top": False, "axes.spines.right": False}):
         for name, draw in drawn.items():
@@ -249,6 +251,24 @@ def step_times() -> list[dict[str, str]]:
     """The rows of `step_times.csv`."""
     with (MEASURED / "step_times.csv").open(newline="") as lines:
         return list(csv.DictReader(lines))
+
+
+def paper_figure() -> Figure:
+    """The training loss in the paper's setting at half size, a mean of 100 steps at each point."""
+    with (MEASURED / "paper_setting.csv").open(newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    figure = Figure(figsize=(7.4, 3.8), layout="constrained")
+    axes = figure.subplots()
+    for name, look in (("adam", LOOKS["exact"]), ("cs_mv", LOOKS["paper"])):
+        losses = [float(it[name]) for it in rows]  # one in 10 steps
+        means = [statistics.fmean(losses[at - 10 : at]) for at in range(10, len(losses) + 1)]
+        title = "Adam" if name == "adam" else "CS-MV, both moments in sketches"
+        steps = [int(it["step"]) for it in rows[9:]]
+        axes.plot(steps, means, color=look.color, linewidth=2.0, label=title)
+    axes.set(xlabel="steps of 20 x 35 words", ylabel="training loss")
+    axes.grid(alpha=0.25)
+    axes.legend(frameon=False)
+    return figure
 
 
 def times_figure() -> Figure:
