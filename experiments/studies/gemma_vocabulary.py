@@ -7,8 +7,8 @@ The model is a `Gemma3ForCausalLM` with few layers, whose embedding of 262,144 x
 head; a batch has 1,024 tokens of WikiText-2. Each method trains in a process of its own, for a few
 steps. Its peak is what the process has resident beyond the model; the time of a step is the least
 of those after the first. Perplexities are of the validation text, with WikiText-2's own vocabulary
-and 256 columns, for the same seeds with deferred and with plain gradients. Needs transformers,
-and bitsandbytes for its AdamW8bit. One thread.
+and 128 columns, for the same seeds with deferred and with plain gradients. Needs transformers,
+and bitsandbytes and torchao for their AdamW8bit. One thread.
 """
 
 import argparse
@@ -40,6 +40,7 @@ from ..machine import extra_memory_bytes, machine_facts
 os.environ["HF_HUB_OFFLINE"] = "1"  # read once, when transformers is imported
 
 BATCH, LENGTH = 8, 128
+EVALUATIONS = 5
 LEARNING_RATE = 1e-3
 
 
@@ -53,7 +54,7 @@ class Shape(NamedTuple):
 
 GEMMA = Shape(262_144, 640, 2)
 TINY = Shape(33_278, 8, 1)
-SMALL = Shape(33_278, 256, 2)
+SMALL = Shape(33_278, 128, 2)
 
 
 def deferred(model: nn.Module) -> torch.optim.Optimizer:
@@ -72,16 +73,26 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True)
 
 
-def adamw_8bit(model: nn.Module) -> torch.optim.Optimizer:
+def bitsandbytes(model: nn.Module) -> torch.optim.Optimizer:
     """AdamW8bit of bitsandbytes."""
-    optim: Any = importlib.import_module("bitsandbytes.optim")
+    return _adamw_8bit("bitsandbytes", model)
+
+
+def torchao(model: nn.Module) -> torch.optim.Optimizer:
+    """AdamW8bit of torchao, which compiles its step."""
+    return _adamw_8bit("torchao", model)
+
+
+def _adamw_8bit(package: str, model: nn.Module) -> torch.optim.Optimizer:
+    optim: Any = importlib.import_module(f"{package}.optim")
     optimizer: torch.optim.Optimizer = optim.AdamW8bit(model.parameters(), lr=LEARNING_RATE)
     return optimizer
 
 
 METHODS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
-    it.__name__: it for it in (deferred, plain, adamw, adamw_8bit)
+    it.__name__: it for it in (deferred, plain, adamw, bitsandbytes, torchao)
 }
+PACKAGES = ("bitsandbytes", "torchao")
 
 
 def build_model(shape: Shape, seed: int) -> nn.Module:
@@ -169,29 +180,46 @@ def measure(method: str, corpus: Corpus, steps: int) -> dict[str, float]:
     return {"seconds": min(times.seconds[1:]), "extra_bytes": extra, "weights": weights}
 
 
-def perplexity(method: str, corpus: Corpus, steps: int, seed: int) -> float:
-    """Of the beginning of the validation text, after some steps."""
+def perplexities(method: str, corpus: Corpus, steps: int, seed: int) -> list[float]:
+    """Of the beginning of the validation text, at `EVALUATIONS` times during the training."""
+    from transformers import TrainerCallback
+
     model = build_model(SMALL, seed)
-    build_trainer(model, method, corpus.train, steps, seed).train()
-    so.materialize_gradients(model)
+    found: list[float] = []
+
+    class Evaluation(TrainerCallback):
+        def on_step_end(_, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step % (steps // EVALUATIONS) == 0:
+                found.append(perplexity(model, corpus.valid))
+
+    trainer = build_trainer(model, method, corpus.train, steps, seed)
+    trainer.add_callback(Evaluation)
+    trainer.train()
+    return found
+
+
+@torch.no_grad()
+def perplexity(model: nn.Module, text: Tensor) -> float:
+    """Of the first 8,192 words of a text."""
     model.eval()
-    with torch.no_grad():
-        losses = [
-            float(model(input_ids=rows, labels=rows).loss)
-            for rows in corpus.valid[: 256 * LENGTH].view(-1, BATCH, LENGTH).long()
-        ]
+    losses = [
+        float(model(input_ids=rows, labels=rows).loss)
+        for rows in text[: 64 * LENGTH].view(-1, BATCH, LENGTH).long()
+    ]
+    model.train()
     return math.exp(statistics.fmean(losses))
 
 
 def compare_perplexities(corpus: Corpus, steps: int, seeds: int) -> None:
     """Prints those of both kinds of gradients for each seed."""
-    found: dict[str, list[float]] = {"plain": [], "deferred": []}
+    last: dict[str, list[float]] = {"plain": [], "deferred": []}
     for seed in range(seeds):
-        for method, numbers in found.items():
-            numbers.append(perplexity(method, corpus, steps, seed))
-        print(f"seed {seed}: " + ", ".join(f"{name} {n[-1]:.3f}" for name, n in found.items()))
-    differences = [b / a - 1 for a, b in zip(*found.values(), strict=True)]
-    spread = statistics.stdev(found["plain"]) / statistics.fmean(found["plain"])
+        for method, numbers in last.items():
+            found = perplexities(method, corpus, steps, seed)
+            numbers.append(found[-1])
+            print(f"seed {seed}, {method:8s}: " + " ".join(f"{it:.3f}" for it in found), flush=True)
+    differences = [b / a - 1 for a, b in zip(*last.values(), strict=True)]
+    spread = statistics.stdev(last["plain"]) / statistics.fmean(last["plain"])
     print(
         f"{steps} steps, deferred over plain: {statistics.fmean(differences):+.3%} on average, at "
         f"most {max(map(abs, differences)):.3%}; standard deviation between seeds {spread:.3%}"
@@ -202,8 +230,8 @@ def compare_methods(methods: list[str], steps: int, data: Path) -> None:
     """Prints time and memory of each method, over those of torch's AdamW."""
     results: dict[str, dict[str, float]] = {}
     for method in methods:
-        if method == "adamw_8bit" and importlib.util.find_spec("bitsandbytes") is None:
-            print("adamw_8bit is left out: bitsandbytes is not installed")
+        if method in PACKAGES and importlib.util.find_spec(method) is None:
+            print(f"{method} is left out: not installed")
             continue
         command = [sys.executable, "-m", "experiments.studies.gemma_vocabulary", "--child", method]
         command += ["--steps", str(steps), "--data", str(data)]
@@ -222,7 +250,7 @@ def compare_methods(methods: list[str], steps: int, data: Path) -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--methods", default="adamw,adamw_8bit,plain,deferred")
+    parser.add_argument("--methods", default="adamw,bitsandbytes,torchao,plain,deferred")
     parser.add_argument("--steps", type=int)
     parser.add_argument("--perplexity", action="store_true")
     parser.add_argument("--seeds", type=int, default=3)
