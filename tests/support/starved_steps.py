@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import sketchoptim as so
 
-ROWS, DIM, TOUCHED = 20_000, 64, 30_000
+ROWS, DIM, TOUCHED, TOKENS = 20_000, 64, 30_000, 1_000
 STEP_BYTES, MOST_BYTES = 256 << 10, 256 << 20
 
 
@@ -25,16 +25,24 @@ def taken() -> int:
 def main() -> None:
     generator = torch.Generator().manual_seed(0)
     table, bias = nn.Parameter(torch.ones(ROWS, DIM)), nn.Parameter(torch.ones(300, 300))
-    optimizer = so.Adam([{"params": [table], "memory": "lean"}, {"params": [bias]}], lr=0.1)
+    head, hidden = nn.Parameter(torch.ones(ROWS, DIM)), torch.ones(TOKENS, DIM)
+    optimizer = so.Adam([{"params": [table, head], "memory": "lean"}, {"params": [bias]}], lr=0.1)
 
     def set_gradients() -> None:
         ids = torch.randint(ROWS, (TOUCHED,), generator=generator)
         table.grad = sparse(ids, torch.ones(TOUCHED, DIM), table.shape)
         bias.grad = torch.ones_like(bias)
+        head.grad = None
+        so.nn.linear_cross_entropy(hidden, head, torch.arange(TOKENS)).backward()
 
     def tensors() -> list[Tensor]:
         states = (it for state in optimizer.state.values() for it in state.values())
-        return [table.detach(), bias.detach(), *(it for it in states if isinstance(it, Tensor))]
+        return [
+            table.detach(),
+            head.detach(),
+            bias.detach(),
+            *(it for it in states if isinstance(it, Tensor)),
+        ]
 
     set_gradients()
     optimizer.step()  # threads, and what is kept from step to step

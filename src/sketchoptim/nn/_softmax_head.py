@@ -25,15 +25,19 @@ class BlockSize(NamedTuple):
     tokens: int
 
 
-# On a CPU fewer make the products slower, and more leave the cache: measured with 512 and 640
-# columns in float32 and bfloat16. On other devices each block costs launches.
-_ON_CPU = BlockSize(1024, 1024)
+# On a CPU 2 MB: fewer make the products slower, more leave the cache, and malloc gives larger
+# blocks back to the system each time. Measured with 512 and 640 columns.
+_ON_CPU = BlockSize(512, 1024)
+_ON_CPU_IN_HALF = BlockSize(1024, 1024)
+# Each block costs launches.
 _ON_DEVICE = BlockSize(8192, 4096)
 
 
-def block_size(device: torch.device) -> BlockSize:
-    """The block size for the products of tensors on a device."""
-    return _ON_CPU if device.type == "cpu" else _ON_DEVICE
+def block_size(hidden: Tensor) -> BlockSize:
+    """The block size for products of hidden states, which have the products' dtype."""
+    if not hidden.is_cpu:
+        return _ON_DEVICE
+    return _ON_CPU_IN_HALF if hidden.dtype.itemsize == 2 else _ON_CPU
 
 
 def blocks(begin: int, end: int, size: int) -> Iterator[slice]:
@@ -50,7 +54,7 @@ def products(
     `hidden` has the dtype of the products, ``[tokens, dim]``.
     """
     rows = weight[classes].to(hidden.dtype)
-    for tokens in blocks(0, hidden.shape[0], block_size(hidden.device).tokens):
+    for tokens in blocks(0, hidden.shape[0], block_size(hidden).tokens):
         yield tokens, _product(hidden[tokens], rows.T), rows
 
 
@@ -95,7 +99,7 @@ def losses_of(
     if by_hidden is not None and softmax.smoothing and softmax.softcap is not None:
         by_mean = torch.zeros_like(by_hidden)
     running = RunningSoftmax(softmax, target, dtype, by_hidden)
-    for classes in blocks(0, weight.shape[0], block_size(weight.device).classes):
+    for classes in blocks(0, weight.shape[0], block_size(hidden).classes):
         for tokens, values, rows in products(hidden, weight, classes):
             if by_mean is not None:
                 _, slopes = softmax.logits(values, classes)
@@ -135,6 +139,7 @@ class SoftmaxHead(Part):
 
     owned = ("hidden", "target", "logsumexp", "coefficient", "bias")
     borrowed = ("weight",)
+    block_rows: int
 
     def __init__(
         self,
@@ -148,7 +153,7 @@ class SoftmaxHead(Part):
         self.weight, self.hidden, self.target = weight.detach(), hidden, target
         self.logsumexp, self.coefficient = logsumexp, coefficient.contiguous()
         self.bias, self.softcap, self.smoothing = softmax.bias, softmax.softcap, softmax.smoothing
-        self.block_rows = block_size(weight.device).classes
+        self.block_rows = block_size(hidden).classes
         super().__init__(weight, is_sparse=False)
 
     @property
@@ -168,7 +173,7 @@ class SoftmaxHead(Part):
 
     def bias_gradient(self) -> Tensor:
         """The gradient of the bias, ``[classes]``, by a sweep over all rows."""
-        reader, size = _HeadReader(self), block_size(self.device).classes
+        reader, size = _HeadReader(self), self.block_rows
         return torch.cat([reader.bias_gradient(at) for at in blocks(0, self.shape[0], size)])
 
 
@@ -185,7 +190,7 @@ class _HeadReader:
 
     def add_(self, out: Tensor, at: slice | Tensor) -> None:
         assert isinstance(at, slice)  # all rows differ from zero
-        for classes in blocks(at.start, at.stop, block_size(out.device).classes):
+        for classes in blocks(at.start, at.stop, self.part.block_rows):
             total = out[classes.start - at.start : classes.stop - at.start]
             for tokens, gradient in self._logit_gradients(classes):
                 product = _product(gradient.T, self.part.hidden[tokens])

@@ -1,6 +1,7 @@
 """Backends, which run prepared steps of single parameters, and what else has C++ kernels."""
 
 from ._bags import Mode, pool_bags
+from ._blocks import BlockStep
 from ._calls import Calls, RepeatedCalls
 from ._dispatch import (
     CountingKernels,
@@ -24,6 +25,7 @@ from .reference import LARGEST_GRADIENT, Reference, ReferenceStep
 __all__ = [
     "LARGEST_GRADIENT",
     "AnyRule",
+    "BlockStep",
     "Calls",
     "Combination",
     "CountingKernels",

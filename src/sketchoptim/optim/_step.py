@@ -109,6 +109,12 @@ class Step:
         if type(self.prepared) is ops.CpuKernels:
             self.prepared.skip_()
 
+    def reserve_(self) -> None:
+        """Allocates what a step in blocks of rows needs; nothing has changed yet."""
+        prepared = self.prepared
+        if type(prepared) is ops.BlockStep and not self.is_skipped and self.parameter.numel():
+            prepared.reserve_()
+
     def run_(self) -> None:
         """Moves the parameter and its moments, unless it is skipped or `ops.Calls` does so."""
         binding, prepared = self.binding, self.prepared

@@ -97,6 +97,9 @@ class Optimizer(Algorithm):
                 self._divided = _exchange.divided_parameters(self.param_groups)
             try:
                 prepared = self._checked()
+                is_one_call = prepared.is_one_call
+                if not is_one_call:
+                    prepared.reserve_memory()
             except Exception:
                 self._calls.clear_()
                 _exchange.refuse(self._divided)
@@ -104,11 +107,10 @@ class Optimizer(Algorithm):
             if self._divided:
                 _exchange.agree_(self._divided, prepared.steps)
             # Everything is checked: from here on nothing raises, and signals wait.
-            if prepared.is_one_call and not self._divided:
+            if is_one_call and not self._divided:
                 self._calls.run_()
                 self._calls.clear_()
             else:
-                prepared.reserve_memory()
                 with SignalsWait():
                     self._run_(prepared)
             self._note_repetitions_(prepared)
@@ -355,10 +357,12 @@ class _Prepared:
         )
 
     def reserve_memory(self) -> None:
-        """Raises if there is no memory for what torch's functions allocate while they run.
+        """Raises if there is no memory for what steps allocate while they run.
 
-        It is freed again: what is there now will be there in a moment.
+        What torch's functions need is freed again: what is there now will be there in a moment.
         """
+        for step in self.steps:
+            step.reserve_()
         for _, bindings in self.by_torch:
             by_device: dict[torch.device, int] = {}
             for it in bindings:
