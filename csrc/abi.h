@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#define SKETCHOPTIM_ABI 18
+#define SKETCHOPTIM_ABI 19
 
 enum DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 enum Kind : int32_t { kNone = 0, kExact = 1, kRowWise = 2, kSketch = 3 };
@@ -127,16 +127,23 @@ struct Rule {
   double is_ratio;
 };
 
-// Rows that were looked up, alone or in bags: where the gradient of each output is.
+// Rows of one table or of several that were looked up, one table after the other: alone, or in bags.
 struct Lookups {
-  const int64_t* offsets;  // [outputs], ascending from first_offset: where each bag of ids begins
-  const float* weights;    // [entries], or none: a factor of each lookup
-  int64_t outputs;
-  int64_t first_offset;
-  int64_t ids_a_bag;  // of each output, without offsets
-  int64_t stride;     // numbers between the gradients of two outputs
-  double scale;
+  const int64_t* ids;      // [count]
+  const int64_t* offsets;  // [tables * outputs], ascending from 0: where each bag of ids begins; none
+                           // if each has one id
+  const float* weights;    // [count], or none: a factor of each lookup
+  const void* values;      // [outputs, columns]: what was looked up in all tables, or its gradient
+  int64_t count;
+  int64_t tables;
+  int64_t outputs;  // of each table
+  int64_t columns;  // of all tables
+  int64_t stride;   // numbers between two rows of values
   int32_t is_mean;
+  // What is found before the ids are grouped: whether each bag has one id, and the largest magnitude
+  // of the values times that of the weights.
+  int32_t is_single;
+  float largest;
 };
 
 // The step of one parameter among several: what is new in each step.
@@ -144,9 +151,11 @@ struct Call {
   Step* step;  // parameter and moments; all else is filled in
   const Rule* rule;
   const void* values;
-  const int64_t* ids;     // none for a dense gradient
-  const Lookups* lookups;  // none if each id has a row of its own in values
+  const int64_t* ids;     // none for a dense gradient, and for one of lookups
   int64_t entries;        // ids, or rows
+  Lookups* lookups;       // of this table and perhaps of others; values are those of its columns
+  int64_t table;          // its number among those of the lookups
+  double scale;           // of the gradient of lookups
   int64_t is_checked;     // gradients must be finite
   int64_t rounding_key;   // of new rows of half precision, or -1: they are rounded to nearest
 };
@@ -179,29 +188,19 @@ struct TopClasses {
   int64_t* classes;  // [queries, k]
 };
 
-// The bags of one table: bag b has the ids from offsets[b] to where the next bag begins.
 struct BagTable {
-  const void* weight;      // [rows, dim]
-  const int64_t* ids;      // [count]
-  const int64_t* offsets;  // [bags], ascending; without them each bag has ids_a_bag ids
-  const float* factors;    // [count], or none: each row is multiplied by that of its id
+  const void* weight;  // [rows, dim]
   int64_t rows;
   int64_t dim;
   int64_t column;  // of the output, where the columns of this table begin
-  int64_t count;
-  int64_t first_offset;  // what is subtracted from offsets
-  int64_t ids_a_bag;
 };
 
-// The bags of several tables of one dtype, which is that of the output.
+// The sums or means of bags of rows of several tables. All are of one dtype.
 struct Bags {
-  const BagTable* table;  // [tables]
-  int64_t tables;
-  int64_t bags;
-  int64_t columns;
-  void* output;  // [bags, columns]
+  const BagTable* table;  // [lookups->tables]
+  Lookups* lookups;       // without values
+  void* output;           // [outputs, columns]
   int32_t dtype;
-  int32_t is_mean;
   int32_t threads;
 };
 
@@ -246,10 +245,12 @@ void sketchoptim_noise(uint32_t key, const int64_t* ids, int64_t count, int64_t 
 int32_t sketchoptim_ascend(const int64_t* ids, int64_t count, int64_t n);
 
 // Groups equal ids, by ascending id and, within an id, by position. Fills in all of a gradient but
-// values and sums; what it then points to lies in the room, which has 3 count + 1 numbers. Ids lie
+// values and sums; what it then points to lies in the room, which has 3 count + 1 numbers. Its order
+// has positions of ids, or for each of them the number in `outputs`, which ascend. Ids lie
 // in [0, 2^32), and there are fewer than 2^32. Returns the number of rows with several entries,
 // which is the number of sums.
-int64_t sketchoptim_group(const int64_t* ids, int64_t count, uint64_t* room, Gradient* gradient);
+int64_t sketchoptim_group(const int64_t* ids, const uint32_t* outputs, int64_t count, uint64_t* room,
+                          Gradient* gradient);
 
 // How many bytes inspect() and step() need for a step; all else of it is filled in.
 int64_t sketchoptim_workspace(const Step* step);
@@ -295,8 +296,8 @@ void sketchoptim_move_rows(Step* step, const void* values, int32_t dtype, int64_
 void sketchoptim_end_rows(const Call* call);
 
 // Fills the output: sums or means of rows in float32, in the order of ids. Returns 0; or t + 1 where
-// table t has an id outside [0, rows), or -(t + 1) where its offsets do not ascend from its first id
-// to its last: nothing is written then. The result is the same for every number of threads.
+// table t has an id outside [0, rows), or -1 where offsets do not ascend from 0 to the number of ids:
+// nothing is written then. The result is the same for every number of threads.
 int64_t sketchoptim_pool_bags(const Bags* bags);
 
 // Fills scores and classes. The result is the same for every number of threads. Returns whether there

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "lanes.h"
+#include "lookups.h"
 
 #if defined(__SSE__)
 #include <immintrin.h>
@@ -19,30 +20,10 @@ constexpr int64_t kBagsOfTask = 256;
 constexpr int64_t kCacheLine = 64;
 constexpr int64_t kLine = kCacheLine / sizeof(float);
 
-// Where a bag has its ids.
-struct Range {
-  int64_t begin, end;
-};
-
-INLINE Range bag_of(const BagTable& t, int64_t bag, int64_t bags) {
-  if (!t.offsets) return {bag * t.ids_a_bag, (bag + 1) * t.ids_a_bag};
-  const int64_t end = bag + 1 < bags ? t.offsets[bag + 1] - t.first_offset : t.count;
-  return {t.offsets[bag] - t.first_offset, end};
-}
-
-// Whether offsets ascend from the table's first id to its last one.
-bool are_offsets_valid(const BagTable& t, int64_t bags) {
-  if (!t.offsets) return t.count == bags * t.ids_a_bag;
-  if (bags == 0) return t.count == 0;
-  int64_t wrong = t.offsets[0] != t.first_offset;
-  for (int64_t bag = 1; bag < bags; ++bag) wrong += t.offsets[bag] < t.offsets[bag - 1];
-  return wrong == 0 && t.offsets[bags - 1] - t.first_offset <= t.count;
-}
-
-bool are_ids_valid(const BagTable& t) {
-  const uint64_t rows = static_cast<uint64_t>(t.rows);
+bool are_ids_valid(const int64_t* ids, Span span, int64_t rows) {
   int64_t wrong = 0;
-  for (int64_t i = 0; i < t.count; ++i) wrong += static_cast<uint64_t>(t.ids[i]) >= rows;
+  for (int64_t i = span.begin; i < span.end; ++i)
+    wrong += static_cast<uint64_t>(ids[i]) >= static_cast<uint64_t>(rows);
   return wrong == 0;
 }
 
@@ -69,58 +50,60 @@ void finish_stores() {
 // Pools bags of one table, whose rows are of dtype P.
 template <int32_t P>
 struct Pool {
-  const BagTable& t;
-  const Bags& all;
-  const int64_t row_bytes, bytes_ahead;
+  const BagTable t;
+  const Lookups all;
+  void* const output;
+  const int64_t first_bag, last_id, row_bytes, bytes_ahead;
   const bool is_streamed;
 
-  Pool(const BagTable& table, const Bags& bags)
-      : t(table), all(bags), row_bytes(table.dim * bytes_of(P)),
-        bytes_ahead(std::min(row_bytes, kMostBytesAhead)),
-        is_streamed(P == kFloat32 && is_aligned(table, bags)) {}
+  Pool(const Bags& bags, int64_t table)
+      : t(bags.table[table]), all(*bags.lookups), output(bags.output),
+        first_bag(table * all.outputs), last_id(ids_of_table(all, table).end - 1),
+        row_bytes(t.dim * bytes_of(P)), bytes_ahead(std::min(row_bytes, kMostBytesAhead)),
+        is_streamed(P == kFloat32 && is_aligned()) {}
 
-  static bool is_aligned(const BagTable& t, const Bags& all) {
+  bool is_aligned() const {
     const int64_t row = all.columns * sizeof(float), first = t.column * sizeof(float);
-    const int64_t begin = reinterpret_cast<intptr_t>(all.output) + first;
+    const int64_t begin = reinterpret_cast<intptr_t>(output) + first;
     return begin % kCacheLine == 0 && row % kCacheLine == 0 && t.dim % kLine == 0;
   }
 
   INLINE const char* row(int64_t i) const {
-    return static_cast<const char*>(t.weight) + t.ids[i] * row_bytes;
+    return static_cast<const char*>(t.weight) + all.ids[i] * row_bytes;
   }
 
   INLINE void prefetch(int64_t i) const {
-    const char* begin = row(std::min(i, t.count - 1));
+    const char* begin = row(std::min(i, last_id));
     for (int64_t at = 0; at < bytes_ahead; at += kCacheLine) __builtin_prefetch(begin + at);
   }
 
   // kCount registers of columns, of which the last has `width` columns.
   template <int64_t kCount>
-  INLINE void pool(int64_t bag, Range ids, float factor, int64_t column, int64_t width) const {
+  INLINE void pool(int64_t bag, Span ids, float factor, int64_t column, int64_t width) const {
     Lanes sums[kCount];
     for (int64_t k = 0; k < kCount; ++k) sums[k] = Lanes{};
     for (int64_t i = ids.begin; i < ids.end; ++i) {
       if (column == 0) prefetch(i + kRowsAhead);
       for (int64_t k = 0; k < kCount; ++k) {
         const Lanes x = load(row(i), P, column + k * kLanes, width);
-        sums[k] += t.factors ? x * t.factors[i] : x;
+        sums[k] += all.weights ? x * all.weights[i] : x;
       }
     }
     const int64_t at = bag * all.columns + t.column + column;
     for (int64_t k = 0; k < kCount; ++k) {
       const Lanes x = all.is_mean ? sums[k] * factor : sums[k];
       if (is_streamed)
-        store_past_caches(static_cast<float*>(all.output) + at + k * kLanes, x);
+        store_past_caches(static_cast<float*>(output) + at + k * kLanes, x);
       else
-        store(all.output, P, at + k * kLanes, width, x);
+        store(output, P, at + k * kLanes, width, x);
     }
   }
 
-  void operator()(Range bags) const {
-    const int64_t first = bag_of(t, bags.begin, all.bags).begin;
-    for (int64_t i = first; i < std::min(first + kRowsAhead, t.count); ++i) prefetch(i);
+  void operator()(Span bags) const {
+    const int64_t first = first_of(all, first_bag + bags.begin);
+    for (int64_t i = first; i < std::min(first + kRowsAhead, last_id + 1); ++i) prefetch(i);
     for (int64_t bag = bags.begin; bag < bags.end; ++bag) {
-      const Range ids = bag_of(t, bag, all.bags);
+      const Span ids = ids_of_bag(all, first_bag + bag);
       const float factor = 1.0f / static_cast<float>(std::max<int64_t>(1, ids.end - ids.begin));
       int64_t column = 0;
       for (; column + kRegisters * kLanes <= t.dim; column += kRegisters * kLanes)
@@ -132,11 +115,11 @@ struct Pool {
   }
 };
 
-void pool_bags(const BagTable& t, const Bags& all, Range bags) {
+void pool_bags(const Bags& all, int64_t table, Span bags) {
   switch (all.dtype) {
-    case kBFloat16: return Pool<kBFloat16>(t, all)(bags);
-    case kFloat16: return Pool<kFloat16>(t, all)(bags);
-    default: return Pool<kFloat32>(t, all)(bags);
+    case kBFloat16: return Pool<kBFloat16>(all, table)(bags);
+    case kFloat16: return Pool<kFloat16>(all, table)(bags);
+    default: return Pool<kFloat32>(all, table)(bags);
   }
 }
 
@@ -144,15 +127,15 @@ void pool_bags(const BagTable& t, const Bags& all, Range bags) {
 
 extern "C" int64_t sketchoptim_pool_bags(const Bags* bags) {
   const Bags& all = *bags;
-  for (int64_t t = 0; t < all.tables; ++t) {
-    if (!are_offsets_valid(all.table[t], all.bags)) return -(t + 1);
-    if (!are_ids_valid(all.table[t])) return t + 1;
-  }
-  const int64_t parts = (all.bags + kBagsOfTask - 1) / kBagsOfTask;
+  Lookups& lookups = *all.lookups;
+  if (!are_bags(lookups)) return -1;
+  for (int64_t t = 0; t < lookups.tables; ++t)
+    if (!are_ids_valid(lookups.ids, ids_of_table(lookups, t), all.table[t].rows)) return t + 1;
+  const int64_t parts = (lookups.outputs + kBagsOfTask - 1) / kBagsOfTask;
 #pragma omp parallel for schedule(dynamic, 1) num_threads(all.threads) if (all.threads > 1)
-  for (int64_t task = 0; task < all.tables * parts; ++task) {
+  for (int64_t task = 0; task < lookups.tables * parts; ++task) {
     const int64_t begin = task % parts * kBagsOfTask;
-    pool_bags(all.table[task / parts], all, {begin, std::min(begin + kBagsOfTask, all.bags)});
+    pool_bags(all, task / parts, {begin, std::min(begin + kBagsOfTask, lookups.outputs)});
   }
   return 0;
 }

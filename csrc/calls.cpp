@@ -8,6 +8,8 @@
 #include "columns.h"
 #include "dense.h"
 #include "lanes.h"
+#include "largest.h"
+#include "lookups.h"
 #include "moment.h"
 
 namespace {
@@ -32,7 +34,19 @@ struct Memory {
   }
 };
 
-int64_t work_of(const Call& call) { return call.entries * call.step->dim; }
+// The ids of a call that has any: all of a sparse gradient, or those of one table of lookups.
+Span ids_of(const Call& call) {
+  return call.lookups ? ids_of_table(*call.lookups, call.table) : Span{0, call.entries};
+}
+
+int64_t entries_of(const Call& call) {
+  const Span ids = ids_of(call);
+  return ids.end - ids.begin;
+}
+
+bool has_ids(const Call& call) { return call.ids || call.lookups; }
+
+int64_t work_of(const Call& call) { return entries_of(call) * call.step->dim; }
 
 // Calls visit(call, threads) for all calls, with the number of threads that it has for itself.
 template <typename Visit>
@@ -78,10 +92,10 @@ void fill_in(const Call& call) {
   set_rule(s, *call.rule);
   s.gradient = Gradient{};
   s.gradient.values = call.values;
-  s.gradient.ids = call.ids;
-  s.gradient.rows = call.entries;
+  s.gradient.ids = call.lookups ? call.lookups->ids + ids_of(call).begin : call.ids;
+  s.gradient.rows = entries_of(call);
   s.gradient.stride = call.lookups ? call.lookups->stride : s.dim;
-  s.gradient.scale = call.lookups ? static_cast<float>(call.lookups->scale) : 1.0f;
+  s.gradient.scale = call.lookups ? static_cast<float>(call.scale) : 1.0f;
   s.gradient.is_of_lookups = call.lookups != nullptr;
   s.gradient.dtype = s.dtype;
   s.is_stochastic = call.rounding_key >= 0;
@@ -90,78 +104,73 @@ void fill_in(const Call& call) {
   s.workspace = nullptr;
 }
 
-// Whether offsets divide all ids among the outputs.
-bool are_bags(const Call& call) {
-  const Lookups& l = *call.lookups;
-  if (!l.offsets) return l.ids_a_bag * l.outputs == call.entries;
-  int64_t wrong = l.outputs == 0 ? call.entries : l.offsets[0] - l.first_offset;
-  for (int64_t b = 0; b < l.outputs; ++b) {
-    const int64_t end = b + 1 < l.outputs ? l.offsets[b + 1] - l.first_offset : call.entries;
-    wrong |= end < l.offsets[b] - l.first_offset;
-  }
-  return wrong == 0;
-}
-
 // Words that the grouping of a call needs: with lookups, also the output and the factor of each.
-int64_t words_of_room(const Call& call) { return (call.lookups ? 4 : 3) * call.entries + 1; }
+int64_t words_of_room(const Call& call) { return (call.lookups ? 4 : 3) * entries_of(call) + 1; }
 
-// From positions of lookups, in order, to the numbers of their outputs and to their factors.
-void find_outputs(const Call& call, int64_t* rest) {
+// Groups the ids of lookups, whose entries are then the numbers of their outputs, with a factor each.
+int64_t group_lookups(const Call& call, uint64_t* room) {
   const Lookups& l = *call.lookups;
   Gradient& g = call.step->gradient;
-  if (!l.offsets && l.ids_a_bag == 1 && !l.weights) return;
-  auto* output_of = reinterpret_cast<uint32_t*>(rest);
-  auto* factors = reinterpret_cast<float*>(output_of + call.entries);
-  auto begin_of = [&](int64_t b) {
-    if (b == l.outputs) return call.entries;
-    return l.offsets ? l.offsets[b] - l.first_offset : b * l.ids_a_bag;
-  };
-  for (int64_t b = 0; b < l.outputs; ++b)
-    for (int64_t i = begin_of(b); i < begin_of(b + 1); ++i) output_of[i] = static_cast<uint32_t>(b);
+  const Span span = ids_of(call);
+  const int64_t entries = span.end - span.begin, first = call.table * l.outputs;
+  auto* output_of = reinterpret_cast<uint32_t*>(room + 3 * entries + 1);
+  auto* factors = reinterpret_cast<float*>(output_of + entries);
+  auto bag = [&](int64_t output) { return ids_of_bag(l, first + output); };
+  for (int64_t b = 0; !l.is_single && b < l.outputs; ++b)
+    for (int64_t i = bag(b).begin; i < bag(b).end; ++i)
+      output_of[i - span.begin] = static_cast<uint32_t>(b);
+  const bool has_positions = l.is_single || l.weights;
+  const int64_t shared =
+      sketchoptim_group(l.ids + span.begin, has_positions ? nullptr : output_of, entries, room, &g);
+  if (!l.weights && (l.is_single || !l.is_mean)) return shared;
   auto* order = const_cast<uint32_t*>(g.order);
-  for (int64_t i = 0; i < call.entries; ++i) {
-    const uint32_t at = order[i], output = output_of[at];
-    order[i] = output;
-    float factor = l.weights ? l.weights[at] : 1.0f;
-    if (l.is_mean) factor *= 1.0f / static_cast<float>(begin_of(output + 1) - begin_of(output));
+  for (int64_t i = 0; i < entries; ++i) {
+    float factor = 1.0f;
+    if (l.weights) {
+      factor = l.weights[span.begin + order[i]];
+      if (!l.is_single) order[i] = output_of[order[i]];
+    }
+    const Span ids_of_it = bag(order[i]);
+    if (l.is_mean) factor *= 1.0f / static_cast<float>(ids_of_it.end - ids_of_it.begin);
     factors[i] = factor;
   }
-  if (l.weights || l.is_mean) g.factors = factors;
+  g.factors = factors;
+  return shared;
 }
 
-// The largest of several magnitudes, which is NaN if one of them is: bits of numbers without a sign
-// ascend as the numbers do, with NaN above all.
-struct Largest {
-  WordLanes most{};
-
-  INLINE void take(const float* values, int64_t count) {
-    for_columns(0, count, [&](int64_t c, int64_t lanes) ALWAYS {
-      const WordLanes x = bits_of(load(values, kFloat32, c, lanes)) & 0x7fffffffu;
-      most = (IntLanes)most > (IntLanes)x ? most : x;
-    });
-  }
-
-  float value() const {
-    uint32_t bits = 0;
-    for (int64_t i = 0; i < kLanes; ++i) bits = std::max<uint32_t>(bits, most[i]);
-    float x;
-    std::memcpy(&x, &bits, sizeof(x));
-    return x;
-  }
-};
-
-// Whether the outputs' gradients are so small that the gradient of no row is refused, whichever rows
-// were looked up: a look at the outputs is less than a look at the rows.
-bool is_bounded(const Call& call) {
+// Whether a look at the gradients of the outputs may show that none of a row is refused: it is less
+// than a look at the rows.
+bool may_be_bounded(const Call& call) {
   const Step& s = *call.step;
-  const Lookups& l = *call.lookups;
-  if (s.weight_decay != 0.0f || s.dtype != kFloat32) return false;
-  Largest gradient, weight;
-  for (int64_t b = 0; b < l.outputs; ++b)
-    gradient.take(static_cast<const float*>(call.values) + b * l.stride, s.dim);
-  if (l.weights) weight.take(l.weights, call.entries);
-  const float factor = (l.weights ? weight.value() : 1.0f) * std::fabs(s.gradient.scale);
-  return gradient.value() * factor * static_cast<float>(call.entries) <= s.largest_gradient;
+  return call.is_checked && call.lookups && s.weight_decay == 0.0f && s.dtype == kFloat32;
+}
+
+constexpr float kUnknown = -1.0f;
+
+// Finds the largest magnitude of the lookups of all tables, in one pass.
+void find_largest(Lookups& l, int64_t elements_for_threads, int32_t threads) {
+  Largest largest;
+  const int64_t parts = l.outputs * l.columns < elements_for_threads ? 1 : std::max(1, threads);
+  for_parts(parts, [&](int64_t part) {
+    const Span outputs = share(l.outputs, part, parts);
+    const int64_t together = l.columns == l.stride ? outputs.end - outputs.begin : 1;
+    Largest own;
+    for (int64_t i = outputs.begin; i < outputs.end; i += together) {
+      const int64_t begin = i * l.stride;
+      own.take(largest_of<kFloat32>(l.values, {begin, begin + together * l.columns}));
+    }
+#pragma omp critical(sketchoptim_largest)
+    largest.take(own);
+  });
+  l.largest = largest.value();
+  if (l.weights) l.largest *= largest_of<kFloat32>(l.weights, {0, l.count}).value();
+}
+
+// Whether the gradient of no row is refused, whichever rows were looked up.
+bool is_bounded(const Call& call) {
+  if (!may_be_bounded(call)) return false;
+  const float most = call.lookups->largest * std::fabs(call.step->gradient.scale);
+  return most * static_cast<float>(entries_of(call)) <= call.step->largest_gradient;
 }
 
 // What inspect() and step() need of a step whose ids are grouped.
@@ -174,7 +183,7 @@ void place(const Call& call, Memory& memory) {
     s.gradient.sums = memory.take<float>(s.shared * s.dim);
   // Mean squares by row become second moments. Those of a dense gradient with many rows are found
   // by the step, a few at a time.
-  const bool is_small = call.ids || rows <= s.most_row_values;
+  const bool is_small = has_ids(call) || rows <= s.most_row_values;
   if (is_by_row(s.second) && is_small && !is_taken_row_by_row(s))
     s.row_values = memory.take<float>(std::max<int64_t>(1, rows));
   s.workspace = memory.take<char>(sketchoptim_workspace(&s));
@@ -228,15 +237,27 @@ void begin_moments(const Call& call) {
 }  // namespace
 
 extern "C" int64_t sketchoptim_check_ids(const Calls* calls) {
+  const Lookups* before = nullptr;
+  for (int64_t i = 0; i < calls->count; ++i) {
+    const Call& call = calls->call[i];
+    call.step->finding = kAscends;
+    if (!call.lookups || call.lookups == before) continue;
+    before = call.lookups;
+    call.lookups->largest = kUnknown;
+    if (are_bags(*call.lookups)) continue;
+    call.step->finding = kIsOutside;
+    return -(i + 1);
+  }
   for_calls(*calls, [](const Call& call, int32_t) {
     fill_in(call);
     call.step->shared = 0;
-    call.step->finding = kAscends;
-    if (!call.ids) return;
-    const int32_t ascend = sketchoptim_ascend(call.ids, call.entries, call.step->n);
-    call.step->finding = ascend < 0 ? kIsOutside : ascend ? kAscends : kIsUnordered;
-    if (call.lookups && ascend >= 0)
-      call.step->finding = are_bags(call) ? kIsUnordered : kIsOutside;
+    if (!has_ids(call)) return;
+    const Gradient& g = call.step->gradient;
+    const int32_t ascend = sketchoptim_ascend(g.ids, g.rows, call.step->n);
+    if (ascend < 0)
+      call.step->finding = kIsOutside;
+    else if (!ascend || call.lookups)
+      call.step->finding = kIsUnordered;
   });
   Memory needed(kNowhere);
   for (int64_t i = 0; i < calls->count; ++i) {
@@ -254,14 +275,19 @@ extern "C" int64_t sketchoptim_group_ids(const Calls* calls, void* room) {
     if (call.step->finding == kIsUnordered)
       call.step->gradient.ids = memory.take<int64_t>(words_of_room(call));
   }
+  for (int64_t i = 0; i < calls->count; ++i) {
+    const Call& call = calls->call[i];
+    if (may_be_bounded(call) && call.lookups->largest == kUnknown)
+      find_largest(*call.lookups, calls->elements_for_threads, calls->threads);
+  }
   for_calls(*calls, [](const Call& call, int32_t threads) {
     call.step->threads = threads;
-    call.step->is_inspected = call.is_checked && !(call.lookups && is_bounded(call));
+    call.step->is_inspected = call.is_checked && !is_bounded(call);
     if (call.step->finding != kIsUnordered) return;
-    auto* own = const_cast<int64_t*>(call.step->gradient.ids);
-    call.step->shared = sketchoptim_group(call.ids, call.entries, reinterpret_cast<uint64_t*>(own),
-                                          &call.step->gradient);
-    if (call.lookups) find_outputs(call, own + 3 * call.entries + 1);
+    auto* own = reinterpret_cast<uint64_t*>(const_cast<int64_t*>(call.step->gradient.ids));
+    call.step->shared =
+        call.lookups ? group_lookups(call, own)
+                     : sketchoptim_group(call.ids, nullptr, call.entries, own, &call.step->gradient);
   });
   Memory needed(kNowhere);
   for (int64_t i = 0; i < calls->count; ++i) place(calls->call[i], needed);

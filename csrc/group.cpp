@@ -28,11 +28,16 @@ struct Digits {
 // Up to this many entries are sorted by comparing them: a radix sort clears a table for each digit.
 constexpr int64_t kFew = 64;
 
-// Writes (id << 32 | position) of each id into entries and returns them sorted, in either buffer.
-uint64_t* sorted_entries(const int64_t* ids, int64_t count, uint64_t* entries, uint64_t* other) {
+// Writes (id << 32 | place) of each id into entries and returns them sorted, in either buffer. Its
+// place is its position, or its output.
+uint64_t* sorted_entries(const int64_t* ids, const uint32_t* outputs, int64_t count,
+                         uint64_t* entries, uint64_t* other) {
+  auto entry = [&](int64_t i) {
+    const uint64_t place = outputs ? outputs[i] : static_cast<uint64_t>(i);
+    return static_cast<uint64_t>(ids[i]) << kIdBits | place;
+  };
   if (count <= kFew) {
-    for (int64_t i = 0; i < count; ++i)
-      entries[i] = static_cast<uint64_t>(ids[i]) << kIdBits | static_cast<uint64_t>(i);
+    for (int64_t i = 0; i < count; ++i) entries[i] = entry(i);
     std::sort(entries, entries + count);
     return entries;
   }
@@ -42,7 +47,7 @@ uint64_t* sorted_entries(const int64_t* ids, int64_t count, uint64_t* entries, u
     std::fill_n(begins[digit], 1 << digits.bits, 0);
   for (int64_t i = 0; i < count; ++i) {
     const uint64_t id = static_cast<uint64_t>(ids[i]);
-    entries[i] = id << kIdBits | static_cast<uint64_t>(i);
+    entries[i] = entry(i);
     for (int digit = 0; digit < digits.count; ++digit) ++begins[digit][digits(id, digit)];
   }
   for (int digit = 0; digit < digits.count; ++digit) {
@@ -70,9 +75,9 @@ extern "C" int32_t sketchoptim_ascend(const int64_t* ids, int64_t count, int64_t
   return outside ? -1 : descents == 0;
 }
 
-extern "C" int64_t sketchoptim_group(const int64_t* ids, int64_t count, uint64_t* room,
-                                     Gradient* gradient) {
-  uint64_t* sorted = sorted_entries(ids, count, room, room + count);
+extern "C" int64_t sketchoptim_group(const int64_t* ids, const uint32_t* outputs, int64_t count,
+                                     uint64_t* room, Gradient* gradient) {
+  uint64_t* sorted = sorted_entries(ids, outputs, count, room, room + count);
   // Both buffers of the sort are reused: one is free, the other is overwritten while it is read.
   uint32_t* order = reinterpret_cast<uint32_t*>(sorted == room ? room + count : room);
   uint32_t* slots = order + count;

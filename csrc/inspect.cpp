@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "dense.h"
+#include "largest.h"
 #include "rows.h"
 #include "columns.h"
 
@@ -41,43 +42,6 @@ int32_t inspect_rows(const Step& s) {
   return refused == 0;
 }
 
-// The largest of the bits of numbers without their signs: they ascend as the numbers do, NaN above all.
-class Largest {
- public:
-  INLINE void take(Lanes x) {
-    const WordLanes bits = bits_of(x) & 0x7fffffffu;
-    most_ = most_ > bits ? most_ : bits;
-  }
-
-  Lanes most() const { return lanes_of(most_); }
-
-  bool is_above(float bound) const {
-    bool is_any = false;
-    for (int64_t i = 0; i < kLanes; ++i) is_any |= most_[i] > bits_of(all(bound))[i];
-    return is_any;
-  }
-
- private:
-  WordLanes most_{};
-};
-
-// Some numbers of a gradient that is as it was given, from several places at once.
-template <int32_t P>
-Largest largest_of(const void* values, Span numbers) {
-  constexpr int64_t kTogether = 4 * kLanes;
-  Largest largest[kStreams];
-  const int64_t stride = (numbers.end - numbers.begin) / kStreams / kTogether * kTogether;
-  for (int64_t at = numbers.begin; at < numbers.begin + stride; at += kTogether)
-    for (int64_t i = 0; i < kStreams; ++i)
-      for (int64_t c = 0; c < kTogether; c += kLanes)
-        largest[i].take(load(values, P, at + i * stride + c, kLanes));
-  for_columns(numbers.begin + kStreams * stride, numbers.end, [&](int64_t c, int64_t count) ALWAYS {
-    largest[0].take(load(values, P, c, count));
-  });
-  for (int64_t i = 1; i < kStreams; ++i) largest[0].take(largest[i].most());
-  return largest[0];
-}
-
 // Whether a dense gradient is refused whose mean squares the step finds itself.
 bool is_dense_refused(const Step& s) {
   const int64_t parts = std::max(1, s.threads);
@@ -95,7 +59,7 @@ bool is_dense_refused(const Step& s) {
         for_columns(0, s.dim, [&](int64_t c, int64_t count) ALWAYS { largest.take(g(c, count)); });
       }
 #pragma omp atomic
-      refused |= largest.is_above(s.largest_gradient);
+      refused |= !(largest.value() <= s.largest_gradient);
     });
   });
   return refused;

@@ -2,11 +2,13 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
+#include "largest.h"
 #include "moment.h"
 
 constexpr int64_t kLine = 16;  // numbers in a cache line, of which a thread takes all or none
-constexpr int64_t kStreams = 4;
+constexpr int64_t kGroupedRows = 16;  // whose roots are computed together
 constexpr int64_t kPrefetchBytes = 512;  // from there on the hardware prefetches
 constexpr int64_t kEntriesAhead = 4;     // two to eight take the same time
 constexpr int64_t kLookupsAhead = 32;    // whose outputs' gradients are far apart
@@ -37,7 +39,8 @@ inline Span share_of_rows(const Gradient& g, RowWork unit, int64_t part, int64_t
 // Of the workspace, in numbers of 32 bits: each thread has a buffer for the gradients of a group of
 // rows, and behind them for its shares.
 INLINE int64_t gradients_size(const Step& s) {
-  return (std::min(kStreams, s.gradient.rows) * s.dim + kLine - 1) / kLine * kLine;
+  const int64_t most = s.gradient.starts ? kGroupedRows : kStreams;
+  return (std::min(most, s.gradient.rows) * s.dim + kLine - 1) / kLine * kLine;
 }
 
 // The sums of shares, 64 bits for each column if there are factors of columns.
@@ -91,10 +94,8 @@ INLINE bool is_alone(const Gradient& g, int64_t r) {
   return !g.starts || g.starts[r + 1] - g.starts[r] == 1;
 }
 
-// Leaves the sum of a row's entries in some columns: up to kBlock registers of them at a time, so that
-// a sum goes to memory once.
-constexpr int64_t kBlock = 4;
-
+// Leaves the sum of a row's entries in some columns: several registers of them at a time, so that a
+// sum goes to memory once.
 template <int32_t P>
 INLINE void add_entries(const Step& s, Span entries, Span columns, float* sum) {
   const Gradient& g = s.gradient;
@@ -105,13 +106,18 @@ INLINE void add_entries(const Step& s, Span entries, Span columns, float* sum) {
     return g.is_of_lookups ? x * g.scale : x;
   };
   int64_t c = columns.begin;
-  for (; c + kBlock * kLanes <= columns.end; c += kBlock * kLanes) {
-    Lanes sums[kBlock];
-    for (int64_t k = 0; k < kBlock; ++k) sums[k] = entry(entries.begin, c + k * kLanes, kLanes);
-    for (int64_t i = entries.begin + 1; i < entries.end; ++i)
-      for (int64_t k = 0; k < kBlock; ++k) sums[k] += entry(i, c + k * kLanes, kLanes);
-    for (int64_t k = 0; k < kBlock; ++k) store(sum, kFloat32, c + k * kLanes, kLanes, sums[k]);
-  }
+  auto add_blocks = [&](auto registers) ALWAYS {
+    constexpr int64_t kBlock = decltype(registers)::value;
+    for (; c + kBlock * kLanes <= columns.end; c += kBlock * kLanes) {
+      Lanes sums[kBlock];
+      for (int64_t k = 0; k < kBlock; ++k) sums[k] = entry(entries.begin, c + k * kLanes, kLanes);
+      for (int64_t i = entries.begin + 1; i < entries.end; ++i)
+        for (int64_t k = 0; k < kBlock; ++k) sums[k] += entry(i, c + k * kLanes, kLanes);
+      for (int64_t k = 0; k < kBlock; ++k) store(sum, kFloat32, c + k * kLanes, kLanes, sums[k]);
+    }
+  };
+  add_blocks(std::integral_constant<int64_t, 8>{});
+  add_blocks(std::integral_constant<int64_t, 4>{});
   for_columns(c, columns.end, [&](int64_t column, int64_t count) ALWAYS {
     Lanes x = entry(entries.begin, column, count);
     for (int64_t i = entries.begin + 1; i < entries.end; ++i) x += entry(i, column, count);

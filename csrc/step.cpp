@@ -8,6 +8,7 @@
 
 #include "by_row.h"
 #include "dense.h"
+#include "grouped.h"
 #include "rows.h"
 #include "sweep.h"
 
@@ -50,7 +51,10 @@ void update(const Step& s, const Moment& second_before) {
     read_by_row(second_before, squares_of(s), s.threads);
   else if (is_by_row(s.second))
     move_by_row(s.second, second_before, squares_of(s), s.threads);
-  sweep_rows(s, Sweep::kUpdate);
+  if (squares_follow && are_rows_grouped(s))
+    move_grouped_rows(s);
+  else
+    sweep_rows(s, Sweep::kUpdate);
   if (squares_follow) write_by_row(s.second, squares_of(s), s.threads);
 }
 

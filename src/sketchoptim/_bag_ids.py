@@ -1,4 +1,4 @@
-"""Bags of ids: which rows of a table each example looks up."""
+"""Bags of ids: which rows of each table each example looks up."""
 
 from typing import NamedTuple
 
@@ -11,35 +11,17 @@ class BagIds(NamedTuple):
 
     Attributes:
         ids: int64 ``[count]``, contiguous.
-        bags: how many there are.
-        offsets: where each bag begins in `ids`, int64 ``[bags]``, contiguous and ascending. None
-            if all bags have the same number of ids.
-        first_offset: what is subtracted from the offsets, which may be those of several tables.
-        factors: float32 ``[count]``, contiguous: what the row of each id is multiplied by. None for
-            ones.
+        starts: where each bag begins in `ids`, int64 ``[bags]``, ascending from 0.
+        factors: float32 ``[count]``: what the row of each id is multiplied by. None for ones.
     """
 
     ids: Tensor
-    bags: int
-    offsets: Tensor | None = None
-    first_offset: int = 0
+    starts: Tensor
     factors: Tensor | None = None
-
-    @property
-    def ids_a_bag(self) -> int:
-        """The number of ids in each bag, if there are no offsets."""
-        return self.ids.numel() // self.bags if self.bags else 0
-
-    def starts(self) -> Tensor:
-        """Where each bag begins in `ids`, int64 ``[bags]``."""
-        if self.offsets is not None:
-            return self.offsets - self.first_offset
-        return torch.arange(self.bags, device=self.ids.device) * self.ids_a_bag
 
     def sizes(self) -> Tensor:
         """How many ids each bag has, int64 ``[bags]``."""
-        starts = self.starts()
-        return torch.diff(starts, append=starts.new_tensor([self.ids.numel()]))
+        return torch.diff(self.starts, append=self.starts.new_tensor([self.ids.numel()]))
 
     def factor_of_each(self, *, is_mean: bool) -> Tensor | None:
         """What the row of each id is multiplied by, float32 ``[count]``; None for ones."""
@@ -50,4 +32,53 @@ class BagIds(NamedTuple):
 
     def bag_of_each(self) -> Tensor:
         """The bag of each id, int64 ``[count]``."""
-        return torch.arange(self.bags, device=self.ids.device).repeat_interleave(self.sizes())
+        bags = torch.arange(self.starts.numel(), device=self.ids.device)
+        return bags.repeat_interleave(self.sizes())
+
+
+class TableIds:
+    """The bags of several tables, one table after the other; all have the same number of bags.
+
+    Args:
+        ids: int64 ``[count]``, contiguous.
+        offsets: where each bag begins in `ids`, int64 ``[tables * bags]`` or one more, contiguous
+            and ascending from 0. None if each bag has one id.
+        tables: how many there are.
+        bags: of each table.
+        factors: float32 ``[count]``, contiguous: what the row of each id is multiplied by. None for
+            ones.
+    """
+
+    __slots__ = ("bags", "factors", "ids", "offsets", "tables")
+
+    def __init__(
+        self, ids: Tensor, offsets: Tensor | None, factors: Tensor | None, tables: int, bags: int
+    ) -> None:
+        self.ids, self.offsets, self.factors = ids, offsets, factors
+        self.tables, self.bags = tables, bags
+
+    def starts_of(self, table: int) -> Tensor:
+        """Where each bag of a table begins in `ids`, int64 ``[bags]``."""
+        begin, end = table * self.bags, (table + 1) * self.bags
+        if self.offsets is None:
+            return torch.arange(begin, end, device=self.ids.device)
+        return self.offsets[begin:end]
+
+    def begins(self) -> list[int]:
+        """Where each table begins in `ids`."""
+        if not self.bags:
+            return [0] * self.tables
+        if self.offsets is None:
+            return [table * self.bags for table in range(self.tables)]
+        found: list[int] = self.offsets[: self.tables * self.bags : self.bags].tolist()
+        return found
+
+    def of_each(self) -> list[BagIds]:
+        """The bags of each table."""
+        return [self.of(table) for table in range(self.tables)]
+
+    def of(self, table: int) -> BagIds:
+        """The bags of one table."""
+        begin, end = [*self.begins(), self.ids.numel()][table : table + 2]
+        factors = None if self.factors is None else self.factors[begin:end]
+        return BagIds(self.ids[begin:end], self.starts_of(table) - begin, factors)

@@ -169,10 +169,13 @@ def version_of(tensor: Tensor) -> int:
 
 def wrapper_tensor(kind: type[_TensorKind], like: Tensor, device: torch.device) -> _TensorKind:
     """A tensor of a subclass, without storage, with the shape, strides and dtype of another."""
-    wrapper: _TensorKind = private(Tensor, "_make_wrapper_subclass")(
+    wrapper: _TensorKind = _make_wrapper(
         kind, like.shape, strides=like.stride(), dtype=like.dtype, device=device
     )
     return wrapper
+
+
+_make_wrapper: Callable[..., Any] = private(Tensor, "_make_wrapper_subclass")
 
 
 # -- DistributedDataParallel ---------------------------------------------------------------------

@@ -31,7 +31,7 @@ def group(level: str, ids: Tensor) -> Grouping:
     count = ids.numel()
     size = 3 * count + 1
     room, found = torch.full((size + 8,), GUARD), _native.Gradient()
-    shared = library(level).sketchoptim_group(ids.data_ptr(), count, room.data_ptr(), found)
+    shared = library(level).sketchoptim_group(ids.data_ptr(), None, count, room.data_ptr(), found)
     assert (room[size:] == GUARD).all()
     here, parts = room[:size], [found.starts, found.order, found.slots]
     words = here.view(torch.int32)

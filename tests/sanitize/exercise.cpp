@@ -194,7 +194,7 @@ void random_ids(Work& work, int64_t n) {
   if (ascend() == 0) {
     work.room = std::make_shared<Bytes>(8 * (3 * count + 1));
     const int64_t shared =
-        sketchoptim_group(ids.as<int64_t>(), count, work.room->as<uint64_t>(), &gradient);
+        sketchoptim_group(ids.as<int64_t>(), nullptr, count, work.room->as<uint64_t>(), &gradient);
     rows = gradient.rows;
     work.ids = std::make_shared<std::vector<int64_t>>(gradient.ids, gradient.ids + rows);
     if (chance(2)) {  // as after a look at the gradient, which exact storage does without
@@ -471,8 +471,10 @@ struct Table {
     step.second = second.moment;
     step.first.stored_scale = scales;
     step.second.stored_scale = scales + 1;
-    lookups.offsets = offsets.as<int64_t>();
+    if (lookups.ids) lookups.ids = ids.as<int64_t>();
+    if (lookups.offsets) lookups.offsets = offsets.as<int64_t>();
     if (lookups.weights) lookups.weights = weights.as<float>();
+    lookups.values = values.as<void>();
     call.step = &step;
     call.rule = &rule;
     call.values = values.as<void>();
@@ -481,26 +483,36 @@ struct Table {
   }
 };
 
-// Bags of ids, in columns of a wider matrix of outputs.
+// Bags of ids of up to three tables, in columns of a wider matrix of outputs.
 void random_lookups(Table& table, int64_t count) {
   Lookups& l = table.lookups;
-  l.outputs = 1 + below(9);
-  l.first_offset = one_of<int64_t>({0, 100});
+  l.tables = 1 + below(3);
+  const bool is_single = chance(3);
+  l.outputs = is_single ? count / l.tables : 1 + below(9);
+  if (is_single) count = l.outputs * l.tables;
+  l.columns = table.step.dim;
   l.stride = table.step.dim + below(4);
-  l.scale = one_of({1.0, 0.3});
   l.is_mean = chance(2);
-  replace(table.offsets, 8 * l.outputs);
+  l.ids = table.ids.as<int64_t>();
+  l.count = count;
+  table.call.table = below(l.tables);
+  table.call.scale = one_of({1.0, 0.3});
+  const int64_t bags = l.tables * l.outputs;
+  replace(table.offsets, 8 * bags);
   int64_t* offsets = table.offsets.as<int64_t>();
-  for (int64_t b = 0; b < l.outputs; ++b) offsets[b] = l.first_offset + below(count + 1);
-  std::sort(offsets, offsets + l.outputs);
-  offsets[0] = l.first_offset;
+  for (int64_t b = 0; b < bags; ++b) offsets[b] = is_single ? b : below(count + 1);
+  std::sort(offsets, offsets + bags);
+  if (bags > 0) offsets[0] = 0;
+  if (!is_single || chance(2)) l.offsets = offsets;
   replace(table.weights, 4 * count);
   fill(table.weights, kFloat32, count, true);
   if (chance(2)) l.weights = table.weights.as<float>();
-  const int64_t numbers = (l.outputs - 1) * l.stride + table.step.dim;
+  const int64_t numbers = l.outputs == 0 ? 0 : (l.outputs - 1) * l.stride + table.step.dim;
   replace(table.values, numbers * bytes_of(table.step.dtype));
   fill(table.values, table.step.dtype, numbers, false);
   table.call.lookups = &l;
+  table.call.ids = nullptr;
+  table.call.entries = 0;
 }
 
 void random_table(Table& table) {
@@ -560,6 +572,28 @@ void check_calls() {
   }
 }
 
+// The bags of a table's lookups, as if all were of that table, in memory of exactly the size needed.
+void check_bags() {
+  Table table;
+  random_table(table);
+  if (!table.call.lookups) return;
+  const Rule rule{};
+  table.point(rule);
+  Lookups& l = table.lookups;
+  std::vector<BagTable> tables;
+  for (int64_t t = 0; t < l.tables; ++t)
+    tables.push_back({table.step.parameter, table.step.n, table.step.dim, t * table.step.dim});
+  l.columns = l.tables * table.step.dim;
+  const int64_t numbers = l.outputs * l.columns;
+  Bytes one(numbers * bytes_of(table.step.dtype)), many = one;
+  for (Bytes* output : {&one, &many}) {
+    const int32_t threads = output == &one ? 1 : 3;
+    const Bags bags{tables.data(), &l, output->as<void>(), table.step.dtype, threads};
+    REQUIRE(sketchoptim_pool_bags(&bags) == 0);
+  }
+  REQUIRE(one == many);
+}
+
 }  // namespace
 
 int main(int arguments, char** argument) {
@@ -573,6 +607,7 @@ int main(int arguments, char** argument) {
     check_logits();
     check_step();
     check_calls();
+    check_bags();
   }
   std::printf("%ld random steps, each by one thread and by several: the same bytes\n", steps);
 }

@@ -55,7 +55,9 @@ class _Lookup(torch.autograd.Function):
             padding_idx=ctx.padding_idx,
             is_sparse=ctx.is_sparse,
         )
-        return DeferredGradient(ctx.weight, [part]), None, None, None
+        # A sparse gradient of as many lookups is no smaller, whatever the number of rows.
+        own = DeferredGradient(ctx.weight, [part], collapses=not ctx.is_sparse)
+        return own, None, None, None
 
 
 class ArmedEmbeddingBag(ArmedLayer, nn.EmbeddingBag):
@@ -131,7 +133,9 @@ class _Bags(torch.autograd.Function):
             by_lookup = torch.ops.aten._embedding_bag_per_sample_weights_backward(
                 upstream, weight, part.ids, offsets, part.bags, 0, padding_idx
             ).reshape(lookup_weights.shape)
-        own = DeferredGradient(ctx.weight, [part]) if ctx.needs_input_grad[0] else None
+        own = None
+        if ctx.needs_input_grad[0]:
+            own = DeferredGradient(ctx.weight, [part], collapses=not part.is_sparse)
         return own, by_lookup, None, None, None
 
 

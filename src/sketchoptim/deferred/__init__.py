@@ -8,7 +8,7 @@ from ._gradient import (
     plain_if_it_exists,
     rows_of,
 )
-from ._lookups import Lookups
+from ._lookups import Lookups, SharedLookups, TableLookups
 from ._parts import Part, PlainRows, Reader, Scale
 from ._shared import SharedSum, everywhere, gathered_lookups, joined_lookups
 
@@ -19,7 +19,9 @@ __all__ = [
     "PlainRows",
     "Reader",
     "Scale",
+    "SharedLookups",
     "SharedSum",
+    "TableLookups",
     "everywhere",
     "gathered_lookups",
     "gradient_bytes",

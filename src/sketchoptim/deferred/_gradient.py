@@ -92,10 +92,9 @@ class DeferredGradient(Tensor):
         """The sum of parts, each of which is a gradient of `weight`.
 
         With ``collapses=False`` parts may take more memory than the plain gradient until another
-        one is added: for parts that share their memory with those of other gradients.
+        one is added: for a sparse gradient, and for parts that share their memory with others.
         """
-        is_sparse = all(part.is_sparse for part in parts)
-        terms = tuple(Term(part) for part in parts)
+        terms, is_sparse = tuple(map(Term, parts)), all(part.is_sparse for part in parts)
         gradient = wrapped(weight, Content(terms, 1.0, is_sparse=is_sparse))
         if collapses:
             gradient.collapse_if_larger_()
@@ -271,12 +270,12 @@ class DeferredGradient(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
         handler = HANDLERS.get(func)
         if handler is not None:
-            result = handler(*args, **kwargs)
+            result = handler(*args, **kwargs) if kwargs else handler(*args)
             if result is not NotImplemented:
                 return result
+        kwargs = kwargs or {}
         for gradient in tree_leaves(_written_arguments(func, args, kwargs)):
             if isinstance(gradient, DeferredGradient) and not gradient.exists:
                 raise NotImplementedError(

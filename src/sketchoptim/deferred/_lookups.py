@@ -1,12 +1,17 @@
 """The gradient of a table that was looked up: ids, and the gradient of what was looked up."""
 
-from typing import Literal
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import accumulate
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from .._bag_ids import BagIds, TableIds
 from .._rows import arithmetic_dtype
-from ._parts import Part, Reader
+from .._torch_private import version_of
+from ._parts import Part, Reader, restored
 
 
 class Lookups(Part):
@@ -44,6 +49,11 @@ class Lookups(Part):
         self.offsets, self.lookup_weights = offsets, lookup_weights
         self.mode, self.padding_idx = mode, padding_idx
         super().__init__(weight, is_sparse=is_sparse)
+
+    @property
+    def output_dtype(self) -> torch.dtype:
+        """The dtype of the gradient of the outputs."""
+        return self.output_gradient.dtype
 
     @property
     def touched(self) -> Tensor:
@@ -118,6 +128,107 @@ class Lookups(Part):
         if is_kept is None:
             return factors
         return is_kept if factors is None else factors * is_kept
+
+
+class SharedLookups:
+    """Lookups of several tables in one call, of whose outputs each table has some columns.
+
+    Args:
+        weights: The tables.
+        lookups: What was looked up.
+        output_gradient: ``[bags, columns of all tables]``, of which nothing is copied.
+        mode: Whether a bag is the sum or the mean of its rows.
+    """
+
+    __slots__ = ("call", "columns", "lookups", "mode", "output_gradient", "tensors", "versions")
+
+    call: Any
+    """What the kernels have made of it: the same for all tables."""
+
+    def __init__(
+        self,
+        weights: Sequence[Tensor],
+        lookups: TableIds,
+        output_gradient: Tensor,
+        mode: Literal["sum", "mean"],
+    ) -> None:
+        self.lookups, self.output_gradient, self.mode = lookups, output_gradient, mode
+        self.columns = list(accumulate((it.shape[1] for it in weights), initial=0))
+        named = {
+            "ids": lookups.ids,
+            "output_gradient": output_gradient,
+            "offsets": lookups.offsets,
+            "lookup_weights": lookups.factors,
+        }
+        self.tensors = {name: it for name, it in named.items() if it is not None}
+        self.versions = self.current_versions()
+        self.call = None
+
+    def current_versions(self) -> list[int]:
+        """The versions of the tensors."""
+        return [version_of(it) for it in self.tensors.values()]
+
+
+class TableLookups(Lookups):
+    """The lookups of one of several tables. What is its own is found when it is read."""
+
+    def __init__(self, weight: Tensor, shared: SharedLookups, table: int) -> None:
+        self.shape, self.dtype, self.device = weight.shape, weight.dtype, weight.device
+        self.is_sparse, self.mode, self.padding_idx = True, shared.mode, None
+        self.shared, self.table = shared, table
+
+    @cached_property
+    def _own(self) -> BagIds:
+        return self.shared.lookups.of(self.table)
+
+    @property
+    def ids(self) -> Tensor:  # type: ignore[override]
+        return self._own.ids
+
+    @property
+    def offsets(self) -> Tensor | None:  # type: ignore[override]
+        is_single = self.shared.lookups.offsets is None
+        return None if is_single else self._own.starts
+
+    @property
+    def lookup_weights(self) -> Tensor | None:  # type: ignore[override]
+        return self._own.factors
+
+    @property
+    def output_gradient(self) -> Tensor:  # type: ignore[override]
+        begin = self.shared.columns[self.table]
+        return self.shared.output_gradient[:, begin : begin + self.dim]
+
+    @property
+    def output_dtype(self) -> torch.dtype:
+        return self.shared.output_gradient.dtype
+
+    @property
+    def is_current(self) -> bool:
+        return self.shared.versions == self.shared.current_versions()
+
+    def check_current(self) -> None:
+        if not self.is_current:
+            super().check_current()
+
+    @property
+    def _versions(self) -> dict[str, int]:  # type: ignore[override]
+        return dict(zip(self.shared.tensors, self.shared.versions, strict=True))
+
+    def _current_versions(self) -> dict[str, int]:
+        return dict(zip(self.shared.tensors, self.shared.current_versions(), strict=True))
+
+    def alone(self) -> Lookups:
+        """The same without the other tables, to be copied or pickled."""
+        self.check_current()
+        names = ["shape", "dtype", "device", "is_sparse", "mode", "padding_idx"]
+        return restored(Lookups, {name: getattr(self, name) for name in (*names, *self.owned)})
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Lookups:  # type: ignore[override]
+        return self.alone().__deepcopy__(memo)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.alone().__reduce__()
 
 
 class _LookupReader:

@@ -25,13 +25,14 @@ def _handles(*operations: Any) -> Callable[[Handler], Handler]:
     return register
 
 
-@_handles(_aten.detach.default, _aten.alias.default)
-def _detach(gradient: DeferredGradient) -> DeferredGradient:
+@_handles(_aten.alias.default)
+def _alias(gradient: DeferredGradient) -> DeferredGradient:
     return wrapped(gradient, gradient._content)
 
 
-@_handles(_aten.detach_.default)
-def _detach_(gradient: DeferredGradient) -> DeferredGradient:
+# Autograd detaches each gradient that it keeps, and none of them has a history.
+@_handles(_aten.detach.default, _aten.detach_.default)
+def _detach(gradient: DeferredGradient) -> DeferredGradient:
     return gradient
 
 

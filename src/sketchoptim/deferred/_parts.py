@@ -119,15 +119,15 @@ class Part:
         self.check_current()
         owned = self._tensors(self.owned)
         copied = {name: tensor.detach().clone() for name, tensor in owned.items()}
-        return _restored(type(self), {**self.__dict__, **copied})
+        return restored(type(self), {**self.__dict__, **copied})
 
     def __reduce__(self) -> tuple[Any, ...]:
         """The state for pickle, with a copy of the weight if rows are computed from it."""
         self.check_current()
-        return _restored, (type(self), self.__dict__)
+        return restored, (type(self), self.__dict__)
 
 
-def _restored(kind: type[_P], attributes: dict[str, Any]) -> _P:
+def restored(kind: type[_P], attributes: dict[str, Any]) -> _P:
     """A part with these attributes, whose tensors are current now."""
     part = kind.__new__(kind)
     part.__dict__.update(attributes)

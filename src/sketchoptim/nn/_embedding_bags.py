@@ -1,7 +1,7 @@
 """The tables of a recommender in one layer: one call looks up and pools the ids of all of them."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
+from itertools import accumulate
 from typing import Any, Self, cast, get_args
 
 import torch
@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from .. import _pages
-from .._bag_ids import BagIds
+from .._bag_ids import BagIds, TableIds
 from .._validation import check_choice, check_positive_int, check_tensor
-from ..deferred import DeferredGradient, Lookups
+from ..deferred import DeferredGradient, SharedLookups, TableLookups
 from ..ops import Mode, pool_bags
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -152,28 +152,11 @@ class EmbeddingBags(nn.Module):
             )
         if per_sample_weights is not None and self.mode != "sum":
             raise ValueError(f'per_sample_weights need mode="sum", got {self.mode!r}')
-        features = list(self._features)
-        if isinstance(ids, Tensor):
-            lookups = _flat_lookups(features, ids, offsets, per_sample_weights, lengths)
-        else:
-            lookups = [
-                _lookups(name, *given)
-                for name, *given in zip(
-                    features,
-                    _by_feature("ids", features, ids),
-                    _by_feature("offsets", features, offsets),
-                    _by_feature("per_sample_weights", features, per_sample_weights),
-                    _by_feature("lengths", features, lengths),
-                    strict=True,
-                )
-            ]
-        batches = {name: it.bags for name, it in zip(features, lookups, strict=True)}
-        if len(set(batches.values())) > 1:
-            raise ValueError(f"all features must have the same number of bags, got {batches}")
+        given = ids, offsets, per_sample_weights, lengths
+        lookups = (_flat if isinstance(ids, Tensor) else _joined)(list(self._features), *given)
         weights = [self.read(table) for table in self._features.values()]
-        factors = [it.factors for it in lookups]
         pooled: Tensor = _Pooled.apply(  # type: ignore[no-untyped-call]
-            self.mode, self.deferred, features, lookups, *weights, *factors
+            self, lookups, lookups.factors, *weights
         )
         return pooled
 
@@ -268,56 +251,47 @@ class EmbeddingBags(nn.Module):
 
 
 class _Pooled(torch.autograd.Function):
-    """The pooled rows of all features, from their tables and then their per-sample weights."""
+    """The pooled rows of all features, from their per-sample weights and their tables."""
 
     @staticmethod
     def forward(
         ctx: Any,
-        mode: Mode,
-        is_deferred: bool,
-        features: list[str],
-        lookups: list[BagIds],
-        *tensors: Tensor | None,
+        layer: EmbeddingBags,
+        lookups: TableIds,
+        factors: Tensor | None,
+        *weights: Tensor,
     ) -> Tensor:
-        ctx.mode, ctx.is_deferred, ctx.lookups = mode, is_deferred, lookups
-        ctx.save_for_backward(*tensors)
-        return pool_bags(cast("Any", tensors[: len(lookups)]), lookups, mode, features)
+        ctx.mode, ctx.is_deferred, ctx.lookups = layer.mode, layer.deferred, lookups
+        ctx.weights = weights  # their shapes alone, unless factors have a gradient
+        if ctx.needs_input_grad[2]:
+            ctx.save_for_backward(factors, *weights)
+        return pool_bags(weights, lookups, layer.mode, list(layer._features))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        count = len(ctx.lookups)
-        weights, needed = ctx.saved_tensors[:count], ctx.needs_input_grad[4:]
-        own = gradient.split([weight.shape[1] for weight in weights], dim=1)
-        table_gradient = _deferred_gradient if ctx.is_deferred else _sparse_gradient
-        tables = [
-            table_gradient(*each) if is_needed else None
-            for is_needed, *each in zip(
-                needed[:count], weights, ctx.lookups, own, [ctx.mode] * count, strict=True
-            )
-        ]
-        factors = [
-            _factor_gradient(*each) if is_needed else None
-            for is_needed, *each in zip(needed[count:], weights, ctx.lookups, own, strict=True)
-        ]
-        return None, None, None, None, *tables, *factors
+        weights, lookups, needed = ctx.weights, ctx.lookups, ctx.needs_input_grad
+        factors = None
+        if needed[2]:
+            factors = _factor_gradient(ctx.saved_tensors[1:], lookups, gradient)
+        tables: list[Tensor | None] = [None] * len(weights)
+        wanted = [table for table, is_needed in enumerate(needed[3:]) if is_needed]
+        if ctx.is_deferred:
+            shared = SharedLookups(weights, lookups, gradient, ctx.mode)
+            for at in wanted:
+                part = TableLookups(weights[at], shared, at)
+                tables[at] = DeferredGradient(weights[at], [part], collapses=False)
+        else:
+            own = _split(gradient, weights)
+            for at in wanted:
+                tables[at] = _sparse_gradient(weights[at], lookups.of(at), own[at], ctx.mode)
+        return None, None, factors, *tables
 
 
-def _deferred_gradient(weight: Tensor, bags: BagIds, gradient: Tensor, mode: Mode) -> Tensor:
-    """The gradient of a table as the ids and the gradients of its bags, of which nothing is summed.
-
-    The gradients are columns of a matrix that all tables share, so that it takes no more memory.
-    """
-    offsets = bags.starts() if bags.offsets is not None or bags.ids_a_bag != 1 else None
-    lookups = Lookups(
-        weight,
-        bags.ids,
-        gradient,
-        offsets=offsets,
-        lookup_weights=bags.factors,
-        mode=mode,
-    )
-    return DeferredGradient(weight, [lookups], collapses=False)
+def _split(gradient: Tensor, weights: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The columns of each table."""
+    parts: Sequence[Tensor] = gradient.split([weight.shape[1] for weight in weights], dim=1)
+    return parts
 
 
 def _sparse_gradient(weight: Tensor, bags: BagIds, gradient: Tensor, mode: Mode) -> Tensor:
@@ -330,12 +304,18 @@ def _sparse_gradient(weight: Tensor, bags: BagIds, gradient: Tensor, mode: Mode)
     )
 
 
-def _factor_gradient(weight: Tensor, bags: BagIds, gradient: Tensor) -> Tensor:
+def _factor_gradient(weights: Sequence[Tensor], lookups: TableIds, gradient: Tensor) -> Tensor:
     """The product of each id's row and the gradient of its bag, without copies of rows."""
-    found: Tensor = torch.ops.aten._embedding_bag_per_sample_weights_backward(
-        gradient, weight, bags.ids, bags.starts(), bags.bag_of_each(), 0
-    )
-    return found
+    return torch.cat(
+        [
+            torch.ops.aten._embedding_bag_per_sample_weights_backward(
+                own, weight, bags.ids, bags.starts, bags.bag_of_each(), 0
+            )
+            for weight, bags, own in zip(
+                weights, lookups.of_each(), _split(gradient, weights), strict=True
+            )
+        ]
+    ).float()
 
 
 _TORCHREC_DTYPES = {"FP32": torch.float32, "FP16": torch.float16, "BF16": torch.bfloat16}
@@ -373,14 +353,14 @@ def _by_feature(
     return given
 
 
-def _lookups(
+def _bags_of(
     name: str,
     ids: Tensor | None,
     offsets: Tensor | None,
     factors: Tensor | None,
     lengths: Tensor | None,
-) -> BagIds:
-    """The bags of one feature."""
+) -> tuple[Tensor, Tensor | None, int]:
+    """The ids of one feature, where each bag begins, unless each has one id, and how many bags."""
     ids = check_tensor(f"ids of {name!r}", ids)
     if factors is not None and factors.shape != ids.shape:
         raise ValueError(
@@ -400,22 +380,67 @@ def _lookups(
             f"{list(ids.shape)}"
         )
     bags = ids.shape[0] if offsets is None else offsets.shape[0]
-    return BagIds(
-        _int64(f"ids of {name!r}", ids).reshape(-1),
-        bags,
-        None if offsets is None else _int64(f"offsets of {name!r}", offsets),
-        factors=None if factors is None else factors.reshape(-1).contiguous(),
-    )
+    if offsets is not None:
+        offsets = _int64(f"offsets of {name!r}", offsets)
+    elif ids.numel() != bags:
+        offsets = torch.arange(bags, device=ids.device) * ids.shape[1]
+    return _int64(f"ids of {name!r}", ids).reshape(-1), offsets, bags
 
 
-def _flat_lookups(
+def _joined(
     features: Sequence[str],
-    ids: Tensor,
+    ids: PerFeature,
     offsets: PerFeature | None,
     factors: PerFeature | None,
     lengths: PerFeature | None,
-) -> list[BagIds]:
-    """The bags of each feature from tensors of all features."""
+) -> TableIds:
+    """The bags of all features from what is given for each."""
+    weights = _by_feature("per_sample_weights", features, factors)
+    given = zip(
+        features,
+        _by_feature("ids", features, ids),
+        _by_feature("offsets", features, offsets),
+        weights,
+        _by_feature("lengths", features, lengths),
+        strict=True,
+    )
+    each = [_bags_of(*it) for it in given]
+    batches = {name: bags for name, (_, _, bags) in zip(features, each, strict=True)}
+    if len(set(batches.values())) > 1:
+        raise ValueError(f"all features must have the same number of bags, got {batches}")
+    bags = each[0][2]
+    joined = None
+    if any(starts is not None for _, starts, _ in each):
+        joined = torch.stack(
+            [torch.arange(bags, device=ids.device) if it is None else it for ids, it, _ in each]
+        )
+        counts = [ids.numel() for ids, _, _ in each]
+        for name, first, count in zip(features, joined[:, :1].tolist(), counts, strict=True):
+            if first not in ([], [0]):
+                raise ValueError(
+                    f"offsets of {name!r} must ascend from 0 to at most {count}, its number of "
+                    f"ids, got {first[0]} as the first"
+                )
+        begins = list(accumulate(counts, initial=0))[:-1]
+        joined = (joined + joined.new_tensor(begins)[:, None]).reshape(-1)
+    own = [it.reshape(-1) for it in weights if it is not None]
+    return TableIds(
+        torch.cat([ids for ids, _, _ in each]),
+        joined,
+        torch.cat(own).float() if own else None,
+        len(features),
+        bags,
+    )
+
+
+def _flat(
+    features: Sequence[str],
+    ids: PerFeature,
+    offsets: PerFeature | None,
+    factors: PerFeature | None,
+    lengths: PerFeature | None,
+) -> TableIds:
+    """The bags of all features from tensors of all features."""
     given = [it for it in (offsets, factors, lengths) if it is not None]
     if not all(isinstance(it, Tensor) for it in given) or (offsets is None) == (lengths is None):
         raise TypeError("one tensor of ids needs one tensor of offsets or lengths, as FBGEMM has")
@@ -425,35 +450,28 @@ def _flat_lookups(
     if lengths is not None:
         assert isinstance(lengths, Tensor)
         offsets = torch.cat([lengths.new_zeros(1, dtype=torch.int64), lengths.cumsum(0)])
-    assert isinstance(offsets, Tensor)
     offsets = _int64("offsets", offsets)
     if offsets.dim() != 1 or offsets.numel() % count != 1 % count:
         raise ValueError(
             f"offsets must have a number for each bag of {count} features and one more, got the "
             f"shape {list(offsets.shape)}"
         )
-    bags = (offsets.numel() - 1) // count
-    bounds = offsets[:: max(1, bags)].tolist() if bags else [0] * (count + 1)
-    if bounds[0] != 0 or bounds[-1] != ids.numel() or bounds != sorted(bounds):
+    if int(offsets[-1]) != ids.numel():
         raise ValueError(
-            f"offsets must ascend from 0 to {ids.numel()}, the number of ids, got {bounds} at the "
-            "ends of the features"
+            f"offsets must ascend from 0 to {ids.numel()}, the number of ids, got "
+            f"{int(offsets[-1])} as the last"
         )
-    sizes = [end - begin for begin, end in pairwise(bounds)]
-    parts = [None] * count if factors is None else factors.contiguous().split(sizes)
-    return [
-        BagIds(own, bags, starts, begin, part)
-        for own, starts, begin, part in zip(
-            ids.split(sizes),
-            offsets[:-1].view(count, bags).unbind(0),
-            bounds[:-1],
-            parts,
-            strict=True,
+    if factors is not None and factors.shape != ids.shape:
+        raise ValueError(
+            f"per_sample_weights must have the shape of the ids, {list(ids.shape)}, got "
+            f"{list(factors.shape)}"
         )
-    ]
+    bags = (offsets.numel() - 1) // count
+    weights = None if factors is None else factors.reshape(-1).float().contiguous()
+    return TableIds(ids, offsets, weights, count, bags)
 
 
-def _int64(name: str, ids: Tensor) -> Tensor:
+def _int64(name: str, ids: Any) -> Tensor:
     if ids.dtype not in (torch.int64, torch.int32):
         raise TypeError(f"{name} must be int64 or int32, got {ids.dtype}; call long()")
-    return ids.long().contiguous()
+    return cast("Tensor", ids).long().contiguous()

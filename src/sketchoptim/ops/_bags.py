@@ -1,25 +1,24 @@
 """Sums and means of rows over bags of ids, for several tables in one call."""
 
+from array import array
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._bag_ids import BagIds
+from .._bag_ids import TableIds
 from . import _native
+from ._lookups import LookupCall
 
 Mode = Literal["sum", "mean"]
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-# Below this many elements of the output, threads cost more than they save.
-_ELEMENTS_FOR_THREADS = 1 << 15
 
 
 def pool_bags(
-    weights: Sequence[Tensor], lookups: Sequence[BagIds], mode: Mode, names: Sequence[str]
+    weights: Sequence[Tensor], lookups: TableIds, mode: Mode, names: Sequence[str]
 ) -> Tensor:
     """The sum or mean of the rows of each bag, ``[bags, columns of all tables]``.
 
@@ -28,7 +27,7 @@ def pool_bags(
 
     Args:
         weights: of the tables, ``[rows, dim]``, of one dtype and device; at least one.
-        lookups: of each table, all with the same number of bags.
+        lookups: of the tables.
         mode: "sum" or "mean".
         names: of the tables, for errors.
     """
@@ -38,86 +37,80 @@ def pool_bags(
 
 
 def reference(
-    weights: Sequence[Tensor], lookups: Sequence[BagIds], mode: Mode, names: Sequence[str]
+    weights: Sequence[Tensor], lookups: TableIds, mode: Mode, names: Sequence[str]
 ) -> Tensor:
     """The sums of bags in torch's operations, table by table."""
-    for weight, bags, name in zip(weights, lookups, names, strict=True):
-        if weight.device.type == "cpu":  # other devices would wait, and check by themselves
-            _check(weight, bags, name)
+    if weights[0].device.type == "cpu":  # other devices would wait, and check by themselves
+        check(weights, lookups, names)
     pooled = []
-    for weight, bags in zip(weights, lookups, strict=True):
+    for weight, bags in zip(weights, lookups.of_each(), strict=True):
         factors = None if bags.factors is None else bags.factors.to(weight.dtype)
         pooled.append(
-            F.embedding_bag(bags.ids, weight, bags.starts(), mode=mode, per_sample_weights=factors)
+            F.embedding_bag(bags.ids, weight, bags.starts, mode=mode, per_sample_weights=factors)
         )
     return torch.cat(pooled, 1)
 
 
-def _is_native(weights: Sequence[Tensor], lookups: Sequence[BagIds]) -> bool:
+def _is_native(weights: Sequence[Tensor], lookups: TableIds) -> bool:
     dtype = weights[0].dtype
     return (
         dtype in _DTYPES
-        and all(it.is_cpu and it.dtype == dtype and it.is_contiguous() for it in weights)
-        and all(it.ids.is_cpu for it in lookups)
+        and lookups.ids.is_cpu
+        and all(it.is_cpu and it.dtype is dtype and it.is_contiguous() for it in weights)
         and _native.library() is not None
     )
 
 
 def _by_kernel(
-    weights: Sequence[Tensor], lookups: Sequence[BagIds], mode: Mode, names: Sequence[str]
+    weights: Sequence[Tensor], lookups: TableIds, mode: Mode, names: Sequence[str]
 ) -> Tensor:
     library = _native.library()
     assert library is not None  # the caller has looked
-    ends = list(accumulate(weight.shape[1] for weight in weights))
-    columns = [0, *ends[:-1]]
-    bags = lookups[0].bags
-    tables = (_native.BagTable * len(weights))(
-        *(
-            _native.BagTable(
-                weight.data_ptr(),
-                it.ids.data_ptr(),
-                None if it.offsets is None else it.offsets.data_ptr(),
-                None if it.factors is None else it.factors.data_ptr(),
-                *weight.shape,
-                column,
-                it.ids.numel(),
-                it.first_offset,
-                0 if it.offsets is not None else it.ids_a_bag,
-            )
-            for weight, it, column in zip(weights, lookups, columns, strict=True)
-        )
-    )
-    output = torch.empty(bags, ends[-1], dtype=weights[0].dtype)
-    call = _native.Bags(
-        table=tables,
-        tables=len(weights),
-        bags=bags,
-        columns=ends[-1],
-        output=output.data_ptr(),
-        dtype=_DTYPES[output.dtype],
+    words: list[int] = []  # of a `BagTable` in csrc/abi.h each
+    columns = 0
+    for weight in weights:
+        rows, dim = weight.shape
+        words += (weight.data_ptr(), rows, dim, columns)
+        columns += dim
+    tables = array(_native.WORD, words)
+    output = torch.empty(lookups.bags, columns, dtype=weights[0].dtype)
+    call = LookupCall(
+        lookups.ids,
+        lookups.offsets,
+        lookups.factors,
+        output,
+        tables=lookups.tables,
+        bags=lookups.bags,
         is_mean=mode == "mean",
-        threads=torch.get_num_threads() if output.numel() >= _ELEMENTS_FOR_THREADS else 1,
     )
-    wrong = library.sketchoptim_pool_bags(call)
-    if wrong:
-        at = abs(wrong) - 1
-        _check(weights[at], lookups[at], names[at])
+    threads = torch.get_num_threads() if output.numel() >= _native.ELEMENTS_FOR_THREADS else 1
+    bags = _native.Bags(
+        tables.buffer_info()[0], call.address, call.values_at, _DTYPES[output.dtype], threads
+    )
+    if library.sketchoptim_pool_bags(bags):
+        check(weights, lookups, names)
     return output
 
 
-def _check(weight: Tensor, bags: BagIds, name: str) -> None:
+def check(weights: Sequence[Tensor], lookups: TableIds, names: Sequence[str]) -> None:
     """Raises unless offsets and ids are valid."""
-    count, rows = bags.ids.numel(), weight.shape[0]
-    starts, sizes = bags.starts(), bags.sizes()
-    is_divided = starts.numel() > 0 and int(starts[0]) == 0 and int(sizes.min()) >= 0
-    if count and not is_divided:
-        raise ValueError(
-            f"offsets of {name!r} must ascend from 0 to at most {count}, its number of ids, got "
-            f"{starts.tolist()[:8]}{'...' if starts.numel() > 8 else ''}"
-        )
-    if count:
-        low, high = (int(bound) for bound in bags.ids.aminmax())
-        if low < 0 or high >= rows:
+    ends = [*lookups.begins()[1:], lookups.ids.numel()]
+    for table, (weight, end, name) in enumerate(zip(weights, ends, names, strict=True)):
+        begin = lookups.begins()[table]
+        starts = lookups.starts_of(table)
+        is_divided = begin == (ends[table - 1] if table else 0) and begin <= end
+        if starts.numel():
+            is_divided &= int(starts[-1]) <= end and bool((starts.diff() >= 0).all())
+        if not is_divided:
+            shown = (starts - begin)[:8].tolist()
             raise ValueError(
-                f"ids of {name!r} must lie in [0, {rows - 1}], got values from {low} to {high}"
+                f"offsets of {name!r} must ascend from 0 to at most {end - begin}, its number of "
+                f"ids, got {shown}{'...' if starts.numel() > 8 else ''}"
             )
+        if begin < end:
+            low, high = (int(bound) for bound in lookups.ids[begin:end].aminmax())
+            if low < 0 or high >= weight.shape[0]:
+                raise ValueError(
+                    f"ids of {name!r} must lie in [0, {weight.shape[0] - 1}], got values from "
+                    f"{low} to {high}"
+                )

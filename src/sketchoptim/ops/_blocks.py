@@ -67,7 +67,9 @@ class BlockStep:
         kernels, library, step = self.kernels, self.kernels.library, self.kernels.call
         numbers = kernel_numbers(self.rule)
         rule = numbers.buffer_info()[0]
-        call = _native.Call(kernels.address, rule, 0, 0, 0, kernels.rows, False, self.key)
+        call = _native.Call(
+            step=kernels.address, rule=rule, entries=kernels.rows, rounding_key=self.key
+        )
         library.sketchoptim_begin_rows(call, self._workspace.data_ptr())
         for chunk in self._blocks:
             values = chunk.gradient.contiguous()

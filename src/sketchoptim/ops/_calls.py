@@ -18,10 +18,8 @@ from ._rule import AnyRule, FusedRule, kernel_numbers
 # allocate some as the kernel takes for a hundred rows.
 _BYTES_KEPT = 1 << 20
 # The 64-bit words of a `Call` in csrc/abi.h, and which of them are what.
-_WORDS = 8
-_RULE, _VALUES, _IDS, _ENTRIES, _KEY = 1, 2, 3, 5, 7
-# Such words in an array: "L" is the faster one to fill where it has 64 bits.
-_WORD = "L" if array("L").itemsize == 8 else "Q"
+_WORDS = 10
+_RULE, _VALUES, _IDS, _ENTRIES, _KEY = 1, 2, 3, 4, 9
 
 
 class RepeatedCalls:
@@ -41,10 +39,10 @@ class RepeatedCalls:
     ) -> None:
         self.library = steps[0].library
         self.parameters = [step.parameter for step in steps]
-        self.words = array(_WORD, chain.from_iterable(step.words for step in steps))
+        self.words = array(_native.WORD, chain.from_iterable(step.words for step in steps))
         self._rules = [kernel_numbers(FusedRule(0.0)) for _ in range(1 + max(rule_of))]
         addresses = [numbers.buffer_info()[0] for numbers in self._rules]
-        self.words[_RULE::_WORDS] = array(_WORD, [addresses[rule] for rule in rule_of])
+        self.words[_RULE::_WORDS] = array(_native.WORD, [addresses[rule] for rule in rule_of])
         self._is_same_kind = tensor_guard(gradients)
         self._dense = sum(not gradient.is_sparse for gradient in gradients)
         self._dims = [step.dim for step in steps[self._dense :]]
@@ -85,15 +83,15 @@ class RepeatedCalls:
             ):
                 return False
             begin = self._dense * _WORDS
-            words[begin + _IDS :: _WORDS] = array(_WORD, ids_at)
-            words[begin + _ENTRIES :: _WORDS] = array(_WORD, counts)
+            words[begin + _IDS :: _WORDS] = array(_native.WORD, ids_at)
+            words[begin + _ENTRIES :: _WORDS] = array(_native.WORD, counts)
             with_values = [*dense, *values]
         values_at = [*map(Tensor.data_ptr, with_values)]
         if 0 in values_at:
             return False
-        words[_VALUES::_WORDS] = array(_WORD, values_at)
+        words[_VALUES::_WORDS] = array(_native.WORD, values_at)
         if keys is not None:
-            words[_KEY::_WORDS] = array(_WORD, map(cpu.rounding_word, keys))
+            words[_KEY::_WORDS] = array(_native.WORD, map(cpu.rounding_word, keys))
         for numbers, rule in zip(self._rules, fused, strict=True):
             numbers[:] = kernel_numbers(rule)
         return True
@@ -104,7 +102,7 @@ class Calls:
 
     def __init__(self) -> None:
         self._library: ctypes.CDLL | None = None
-        self._words = array(_WORD)
+        self._words = array(_native.WORD)
         self._parameters: list[Tensor] = []
         self._rules: list[array[float]] = []
         self._kept = [torch.empty(0, dtype=torch.uint8, device="cpu")] * 2
@@ -154,7 +152,7 @@ class Calls:
                 rules[id(step.rule)] = kernel_numbers(step.rule)
         addresses = {rule: numbers.buffer_info()[0] for rule, numbers in rules.items()}
         words[_RULE::_WORDS] = [addresses[id(step.rule)] for step in steps]
-        self._words, self._rules = array(_WORD, words), list(rules.values())
+        self._words, self._rules = array(_native.WORD, words), list(rules.values())
         self._parameters = [step.parameter for step in steps]
         for calls in repeated:
             self._words += calls.words

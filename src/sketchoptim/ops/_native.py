@@ -3,6 +3,7 @@
 import ctypes
 import functools
 import os
+from array import array
 from ctypes import POINTER, c_double, c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 
@@ -10,7 +11,9 @@ import torch
 
 from .._warning import warn
 
-_ABI = 18
+_ABI = 19
+# A 64-bit word of a struct, in an array: "L" is the faster one to fill if it has 64 bits.
+WORD = "L" if array("L").itemsize == 8 else "Q"
 # Below this many elements, threads cost more than they save.
 ELEMENTS_FOR_THREADS = 1 << 15
 # From torch's name of what the machine can do to our name of what a library was built for.
@@ -106,8 +109,10 @@ class Call(ctypes.Structure):
         ("rule", c_void_p),
         ("values", c_void_p),
         ("ids", c_void_p),
-        ("lookups", c_void_p),
         ("entries", c_int64),
+        ("lookups", c_void_p),
+        ("table", c_int64),
+        ("scale", c_double),
         ("is_checked", c_int64),
         ("rounding_key", c_uint64),
     ]
@@ -115,14 +120,18 @@ class Call(ctypes.Structure):
 
 class Lookups(ctypes.Structure):
     _fields_ = [
+        ("ids", c_void_p),
         ("offsets", c_void_p),
         ("weights", c_void_p),
+        ("values", c_void_p),
+        ("count", c_int64),
+        ("tables", c_int64),
         ("outputs", c_int64),
-        ("first_offset", c_int64),
-        ("ids_a_bag", c_int64),
+        ("columns", c_int64),
         ("stride", c_int64),
-        ("scale", c_double),
         ("is_mean", c_int32),
+        ("is_single", c_int32),
+        ("largest", c_float),
     ]
 
 
@@ -155,27 +164,18 @@ class TopClasses(ctypes.Structure):
 class BagTable(ctypes.Structure):
     _fields_ = [
         ("weight", c_void_p),
-        ("ids", c_void_p),
-        ("offsets", c_void_p),
-        ("factors", c_void_p),
         ("rows", c_int64),
         ("dim", c_int64),
         ("column", c_int64),
-        ("count", c_int64),
-        ("first_offset", c_int64),
-        ("ids_a_bag", c_int64),
     ]
 
 
 class Bags(ctypes.Structure):
     _fields_ = [
-        ("table", POINTER(BagTable)),
-        ("tables", c_int64),
-        ("bags", c_int64),
-        ("columns", c_int64),
+        ("table", c_void_p),
+        ("lookups", c_void_p),
         ("output", c_void_p),
         ("dtype", c_int32),
-        ("is_mean", c_int32),
         ("threads", c_int32),
     ]
 
@@ -242,7 +242,7 @@ def load(name: str) -> ctypes.CDLL:
     library.sketchoptim_move_rows.restype = None
     library.sketchoptim_end_rows.argtypes = [POINTER(Call)]
     library.sketchoptim_end_rows.restype = None
-    library.sketchoptim_group.argtypes = [pointer, c_int64, pointer, POINTER(Gradient)]
+    library.sketchoptim_group.argtypes = [*[pointer] * 2, c_int64, pointer, POINTER(Gradient)]
     library.sketchoptim_group.restype = c_int64
     library.sketchoptim_hash.argtypes = [
         pointer,

@@ -1,6 +1,7 @@
 """The step of one parameter in C++: what the kernels take, and where they find it."""
 
 import ctypes
+import struct
 from typing import ClassVar, assert_never, final
 
 import torch
@@ -10,10 +11,17 @@ from .. import _hashing
 from .._rows import CHUNK_ELEMENTS
 from .._torch_private import entries, stored_ids, stored_values
 from .._validation import PLAIN_TENSORS, check_storage
-from ..deferred import DeferredGradient, Lookups, joined_lookups
+from ..deferred import (
+    DeferredGradient,
+    Lookups,
+    SharedLookups,
+    TableLookups,
+    joined_lookups,
+)
 from ..moments import ArrayView, CodesView, ColumnsView, KernelView, Moment, Moments, SketchView
 from . import _native
 from ._blocks import BlockStep
+from ._lookups import LookupCall
 from ._rule import AnyRule, FusedRule
 from .reference import LARGEST_GRADIENT, Reference, ids_error
 
@@ -196,7 +204,7 @@ class CpuKernels:
                     check_storage("a gradient", tensor)
             if ids is not None and not ids_at:  # sparse without an entry
                 ids_at = self.address
-        self.words = (self.address, 0, values_at, ids_at, 0, count, is_checked, key)
+        self.words = (self.address, 0, values_at, ids_at, count, 0, 0, 0, is_checked, key)
         self.rule = rule
         return self
 
@@ -204,33 +212,28 @@ class CpuKernels:
         self, gradient: DeferredGradient, rule: FusedRule, is_checked: bool, key: int
     ) -> "CpuKernels | None":
         """The step along the gradient of lookups, whose rows are summed when they move."""
-        lookups = _single_lookups(self.parameter, gradient)
-        if lookups is None or lookups.output_gradient.dtype is not self.dtype:
+        part = _single_lookups(self.parameter, gradient)
+        if part is None or part.output_dtype is not self.dtype:
             return None
-        ids, values = lookups.ids, lookups.output_gradient.reshape(-1, self.dim)
-        offsets, weights = lookups.offsets, lookups.lookup_weights
-        if values.stride(1) != 1:
-            values = values.contiguous()
-        ids = ids.long().contiguous()
-        offsets = None if offsets is None else offsets.long().contiguous()
-        weights = None if weights is None else weights.float().contiguous()
-        self.copies = tuple(it for it in (ids, values, offsets, weights) if it is not None)
-        self.lookups = _native.Lookups(
-            offsets=None if offsets is None else offsets.data_ptr(),
-            weights=None if weights is None else weights.data_ptr(),
-            outputs=len(values),
-            ids_a_bag=1,
-            stride=values.stride(0),
-            scale=float(gradient.scale),
-            is_mean=lookups.mode == "mean" and offsets is not None,
-        )
+        if isinstance(part, TableLookups):
+            shared, table = part.shared, part.table
+            if shared.call is None:
+                shared.call = _call_of_shared(shared)
+            call, column = shared.call, shared.columns[table]
+        else:
+            call, table, column = _call_of(part, self.dim), 0, 0
+        scale = gradient.scale
+        self.copies = call.kept
+        self.lookups = call
         self.words = (
             self.address,
             0,
-            values.data_ptr(),
-            ids.data_ptr() or self.address,
-            ctypes.addressof(self.lookups),
-            ids.numel(),
+            call.values_at + column * self.dtype.itemsize,
+            0,
+            0,
+            call.address,
+            table,
+            _ONE if scale == 1.0 else _word(float(scale)),
             is_checked,
             key,
         )
@@ -272,12 +275,51 @@ class CpuKernels:
 def _single_lookups(parameter: Tensor, gradient: DeferredGradient) -> Lookups | None:
     """The one part of a gradient of lookups, made of several if need be; None for other parts."""
     terms = gradient.terms
-    if not terms or any(type(part) is not Lookups for part, _ in terms):
+    if len(terms) == 1:
+        part, scale = terms[0]
+        if isinstance(part, Lookups) and scale == 1.0 and part.padding_idx is None:
+            return part
+    if not terms or not all(isinstance(part, Lookups) for part, _ in terms):
         return None
-    part, scale = terms[0]
-    if len(terms) == 1 and scale == 1.0 and isinstance(part, Lookups) and part.padding_idx is None:
-        return part
     return joined_lookups(parameter, terms)
+
+
+def _call_of(part: Lookups, dim: int) -> LookupCall:
+    """The lookups of one table."""
+    values, offsets, factors = part.output_gradient, part.offsets, part.lookup_weights
+    if values.dim() != 2:
+        values = values.reshape(-1, dim)
+    return LookupCall(
+        part.ids.long().contiguous(),
+        None if offsets is None else offsets.long().contiguous(),
+        None if factors is None else factors.float().contiguous(),
+        values if values.stride(1) == 1 else values.contiguous(),
+        tables=1,
+        bags=values.shape[0],
+        is_mean=part.mode == "mean" and offsets is not None,
+    )
+
+
+def _call_of_shared(shared: SharedLookups) -> LookupCall:
+    """The lookups of several tables."""
+    lookups, values = shared.lookups, shared.output_gradient
+    return LookupCall(
+        lookups.ids,
+        lookups.offsets,
+        lookups.factors,
+        values if values.stride(1) == 1 else values.contiguous(),
+        tables=lookups.tables,
+        bags=lookups.bags,
+        is_mean=shared.mode == "mean",
+    )
+
+
+def _word(number: float) -> int:
+    """The bits of a number."""
+    return int(struct.unpack("=Q", struct.pack("=d", number))[0])
+
+
+_ONE = _word(1.0)
 
 
 def _describe(view: KernelView | None, parameter: Tensor, call: _native.Moment) -> None:

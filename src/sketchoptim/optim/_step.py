@@ -55,7 +55,7 @@ class Step:
         key = None if seed is None else _rounding.weights_key(seed, number)
         if shard is not None or type(gradient) is DeferredGradient:
             _checks.check_gradient(binding.parameter, gradient)
-            gradient = _shards.local(gradient)
+            gradient = gradient if shard is None else _shards.local(gradient)
         prepared: ops.CpuKernels | ops.RunnableStep | None = None
         if kernels is not None:
             prepared = kernels.prepare(gradient, rule, is_checked=is_checked, rounding_key=key)
