@@ -48,7 +48,8 @@ bool has_ids(const Call& call) { return call.ids || call.lookups; }
 
 int64_t work_of(const Call& call) { return entries_of(call) * call.step->dim; }
 
-// Calls visit(call, threads) for all calls, with the number of threads that it has for itself.
+// Calls visit(call, threads, slot) for all calls: with the number of threads that it has for itself,
+// and a number below calls.threads that no other call has at the same time.
 template <typename Visit>
 void for_calls(const Calls& calls, Visit visit) {
   int64_t total = 0;
@@ -58,11 +59,14 @@ void for_calls(const Calls& calls, Visit visit) {
     return work_of(call) * threads > total && work_of(call) >= calls.elements_for_threads;
   };
   for (int64_t i = 0; i < calls.count; ++i)
-    if (is_divided(calls.call[i])) visit(calls.call[i], threads);
-  std::atomic<int64_t> next{0};
+    if (is_divided(calls.call[i])) visit(calls.call[i], threads, 0);
+  std::atomic<int64_t> next{0}, slots{0};
 #pragma omp parallel num_threads(threads) if (threads > 1 && calls.count > 1)
-  for (int64_t i = next++; i < calls.count; i = next++)
-    if (!is_divided(calls.call[i])) visit(calls.call[i], 1);
+  {
+    const int64_t slot = slots++;
+    for (int64_t i = next++; i < calls.count; i = next++)
+      if (!is_divided(calls.call[i])) visit(calls.call[i], 1, slot);
+  }
 }
 
 void set_average(Moment& m, double decay, double weight) {
@@ -138,6 +142,14 @@ int64_t group_lookups(const Call& call, uint64_t* room) {
   return shared;
 }
 
+// Groups the ids of a call in a room of words_of_room() words.
+void group(const Call& call, int64_t* ids) {
+  auto* room = reinterpret_cast<uint64_t*>(ids);
+  call.step->shared =
+      call.lookups ? group_lookups(call, room)
+                   : sketchoptim_group(call.ids, nullptr, call.entries, room, &call.step->gradient);
+}
+
 // Whether a look at the gradients of the outputs may show that none of a row is refused: it is less
 // than a look at the rows.
 bool may_be_bounded(const Call& call) {
@@ -149,7 +161,7 @@ constexpr float kUnknown = -1.0f;
 
 // Finds the largest magnitude of the lookups of all tables, in one pass.
 void find_largest(Lookups& l, int64_t elements_for_threads, int32_t threads) {
-  Largest largest;
+  std::atomic<uint32_t> largest{0};  // the bits, which ascend as magnitudes do
   const int64_t parts = l.outputs * l.columns < elements_for_threads ? 1 : std::max(1, threads);
   for_parts(parts, [&](int64_t part) {
     const Span outputs = share(l.outputs, part, parts);
@@ -159,10 +171,12 @@ void find_largest(Lookups& l, int64_t elements_for_threads, int32_t threads) {
       const int64_t begin = i * l.stride;
       own.take(largest_of<kFloat32>(l.values, {begin, begin + together * l.columns}));
     }
-#pragma omp critical(sketchoptim_largest)
-    largest.take(own);
+    uint32_t before = largest, found = own.bits();
+    while (before < found && !largest.compare_exchange_weak(before, found)) {
+    }
   });
-  l.largest = largest.value();
+  const uint32_t bits = largest;
+  std::memcpy(&l.largest, &bits, sizeof(bits));
   if (l.weights) l.largest *= largest_of<kFloat32>(l.weights, {0, l.count}).value();
 }
 
@@ -187,6 +201,29 @@ void place(const Call& call, Memory& memory) {
   if (is_by_row(s.second) && is_small && !is_taken_row_by_row(s))
     s.row_values = memory.take<float>(std::max<int64_t>(1, rows));
   s.workspace = memory.take<char>(sketchoptim_workspace(&s));
+}
+
+// Whether the ids of a call are grouped when it is run, in memory that other calls use after it. Its
+// gradient is not looked at before.
+bool is_grouped_late(const Call& call) {
+  return call.lookups && call.step->finding == kIsUnordered && !call.step->is_inspected;
+}
+
+// What such a call needs, however many rows it has.
+int64_t bytes_of_late(const Call& call) {
+  Memory needed(kNowhere);
+  needed.take<int64_t>(words_of_room(call));
+  call.step->gradient.starts = static_cast<const uint32_t*>(kNowhere);
+  place(call, needed);
+  return needed.bytes;
+}
+
+// The most that such a call needs.
+int64_t most_bytes_of_late(const Calls& calls) {
+  int64_t most = 0;
+  for (int64_t i = 0; i < calls.count; ++i)
+    if (is_grouped_late(calls.call[i])) most = std::max(most, bytes_of_late(calls.call[i]));
+  return most;
 }
 
 // splitmix64, as sketchoptim/_hashing.py specifies it.
@@ -248,8 +285,9 @@ extern "C" int64_t sketchoptim_check_ids(const Calls* calls) {
     call.step->finding = kIsOutside;
     return -(i + 1);
   }
-  for_calls(*calls, [](const Call& call, int32_t) {
+  for_calls(*calls, [](const Call& call, int32_t threads, int64_t) {
     fill_in(call);
+    call.step->threads = threads;
     call.step->shared = 0;
     if (!has_ids(call)) return;
     const Gradient& g = call.step->gradient;
@@ -263,7 +301,11 @@ extern "C" int64_t sketchoptim_check_ids(const Calls* calls) {
   for (int64_t i = 0; i < calls->count; ++i) {
     const Call& call = calls->call[i];
     if (call.step->finding == kIsOutside) return -(i + 1);
-    if (call.step->finding == kIsUnordered) needed.take<int64_t>(words_of_room(call));
+    if (may_be_bounded(call) && call.lookups->largest == kUnknown)
+      find_largest(*call.lookups, calls->elements_for_threads, calls->threads);
+    call.step->is_inspected = call.is_checked && !is_bounded(call);
+    if (call.step->finding == kIsUnordered && !is_grouped_late(call))
+      needed.take<int64_t>(words_of_room(call));
   }
   return needed.bytes;
 }
@@ -272,32 +314,30 @@ extern "C" int64_t sketchoptim_group_ids(const Calls* calls, void* room) {
   Memory memory(room);
   for (int64_t i = 0; i < calls->count; ++i) {
     const Call& call = calls->call[i];  // its ids are those of its rows from now on: the room, at first
-    if (call.step->finding == kIsUnordered)
+    if (call.step->finding == kIsUnordered && !is_grouped_late(call))
       call.step->gradient.ids = memory.take<int64_t>(words_of_room(call));
   }
-  for (int64_t i = 0; i < calls->count; ++i) {
-    const Call& call = calls->call[i];
-    if (may_be_bounded(call) && call.lookups->largest == kUnknown)
-      find_largest(*call.lookups, calls->elements_for_threads, calls->threads);
-  }
-  for_calls(*calls, [](const Call& call, int32_t threads) {
-    call.step->threads = threads;
-    call.step->is_inspected = call.is_checked && !is_bounded(call);
-    if (call.step->finding != kIsUnordered) return;
-    auto* own = reinterpret_cast<uint64_t*>(const_cast<int64_t*>(call.step->gradient.ids));
-    call.step->shared =
-        call.lookups ? group_lookups(call, own)
-                     : sketchoptim_group(call.ids, nullptr, call.entries, own, &call.step->gradient);
+  for_calls(*calls, [](const Call& call, int32_t, int64_t) {
+    if (call.step->finding == kIsUnordered && !is_grouped_late(call))
+      group(call, const_cast<int64_t*>(call.step->gradient.ids));
   });
   Memory needed(kNowhere);
-  for (int64_t i = 0; i < calls->count; ++i) place(calls->call[i], needed);
+  for (int64_t i = 0; i < calls->count; ++i)
+    if (!is_grouped_late(calls->call[i])) place(calls->call[i], needed);
+  needed.take<char>(std::max(1, calls->threads) * most_bytes_of_late(*calls));
   return needed.bytes;
 }
 
 extern "C" int64_t sketchoptim_check_values(const Calls* calls, void* memory) {
   Memory parts(memory);
-  for (int64_t i = 0; i < calls->count; ++i) place(calls->call[i], parts);
-  for_calls(*calls, [](const Call& call, int32_t) {
+  for (int64_t i = 0; i < calls->count; ++i)
+    if (!is_grouped_late(calls->call[i])) place(calls->call[i], parts);
+  const int64_t late_bytes = most_bytes_of_late(*calls);
+  char* late = parts.take<char>(std::max(1, calls->threads) * late_bytes);
+  for (int64_t i = 0; i < calls->count; ++i)
+    if (is_grouped_late(calls->call[i])) calls->call[i].step->workspace = late;
+  for_calls(*calls, [](const Call& call, int32_t, int64_t) {
+    if (is_grouped_late(call)) return;
     begin_columns(*call.step, *call.step->step_count + 1);
     if (call.step->is_inspected && !sketchoptim_inspect(call.step))
       call.step->finding = kIsNotFinite;
@@ -308,9 +348,20 @@ extern "C" int64_t sketchoptim_check_values(const Calls* calls, void* memory) {
 }
 
 extern "C" void sketchoptim_run(const Calls* calls) {
-  for_calls(*calls, [](const Call& call, int32_t) {
+  const char* late = nullptr;
+  for (int64_t i = 0; i < calls->count; ++i)
+    if (is_grouped_late(calls->call[i]))
+      late = static_cast<const char*>(calls->call[i].step->workspace);
+  const int64_t late_bytes = most_bytes_of_late(*calls);
+  for_calls(*calls, [&](const Call& call, int32_t, int64_t slot) {
     Step& s = *call.step;
-    if (call.step->finding == kIsNotFinite) return;
+    if (s.finding == kIsNotFinite) return;
+    if (is_grouped_late(call)) {
+      Memory own(late + slot * late_bytes);
+      group(call, own.take<int64_t>(words_of_room(call)));
+      place(call, own);
+      begin_columns(*call.step, *call.step->step_count + 1);
+    }
     ++*s.step_count;
     if (s.dim == 0) return;
     begin_moments(call);

@@ -18,11 +18,16 @@ class Largest {
 
   void take(const Largest& other) { take(lanes_of(other.most_)); }
 
+  uint32_t bits() const {
+    uint32_t most = 0;
+    for (int64_t i = 0; i < kLanes; ++i) most = std::max<uint32_t>(most, most_[i]);
+    return most;
+  }
+
   float value() const {
-    uint32_t bits = 0;
-    for (int64_t i = 0; i < kLanes; ++i) bits = std::max<uint32_t>(bits, most_[i]);
+    const uint32_t found = bits();
     float x;
-    std::memcpy(&x, &bits, sizeof(x));
+    std::memcpy(&x, &found, sizeof(x));
     return x;
   }
 
