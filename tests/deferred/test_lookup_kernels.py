@@ -151,3 +151,95 @@ def test_offsets_that_divide_no_ids_are_refused(offsets):
     with pytest.raises(ValueError, match="the offsets behind the gradient"):
         optimizer.step()
     assert bool((table == 1).all())
+
+
+class Bags:
+    """Steps of bags of five tables, of which the later ones repeat the first."""
+
+    def __init__(self, dtype):
+        torch.manual_seed(0)
+        tables = {f"table_{number}": (ROWS, 8) for number in range(5)}
+        self.layer = so.nn.EmbeddingBags(tables, dtype=dtype)
+        self.optimizer = so.Adam(self.layer.named_parameters(), lr=0.1)
+
+    def backward(self, seed):
+        generator = torch.Generator().manual_seed(seed)
+        ids = torch.randint(ROWS, (5 * 40,), generator=generator)
+        offsets = torch.randint(5 * 40, (5 * 12 + 1,), generator=generator).sort().values
+        offsets[0], offsets[-1] = 0, 5 * 40
+        output = self.layer(ids, offsets)
+        self.ids, self.output_gradient = (
+            ids,
+            torch.randn(output.shape, generator=generator).to(output.dtype),
+        )
+        output.backward(self.output_gradient)
+
+    def steps(self, change):
+        """What the steps raised, of which the fifth has another gradient, and all numbers."""
+        raised = []
+        for seed in range(7):
+            self.backward(seed)
+            if seed == 4:
+                change(self)
+            try:
+                self.optimizer.step()
+            except (ValueError, RuntimeError) as error:
+                raised.append((seed, str(error)))
+            self.optimizer.zero_grad()
+        states = [*self.optimizer.state.values()]
+        numbers = [it for state in states for it in state.values() if isinstance(it, Tensor)]
+        return raised, [*map(torch.Tensor.detach, self.layer.parameters()), *numbers]
+
+
+def is_clipped(bags):
+    torch.nn.utils.clip_grad_norm_(bags.layer.parameters(), 1e-3)
+
+
+def is_accumulated(bags):
+    bags.backward(10)
+
+
+def has_a_nan(bags):
+    bags.output_gradient.view(torch.uint8).numpy()[3, -8:] = 0xFF  # without a new version
+
+
+def was_modified(bags):
+    bags.ids.zero_()
+
+
+def has_an_id_outside(bags):
+    bags.ids.numpy()[100] = ROWS
+
+
+def has_a_plain_gradient(bags):
+    bags.layer.table_2.grad = bags.layer.table_2.grad.to_sparse_rows()
+
+
+def lacks_a_gradient(bags):
+    bags.layer.table_3.grad = None
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (is_clipped, None),
+        (is_accumulated, None),
+        (has_a_plain_gradient, None),
+        (lacks_a_gradient, None),
+        (has_a_nan, "must be finite"),
+        (was_modified, "the ids behind a deferred gradient"),
+        (has_an_id_outside, "must have row ids between 0"),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_repeated_steps_of_bags_do_what_single_steps_do(monkeypatch, change, error, dtype):
+    bags = Bags(dtype)
+    repeated, found = bags.steps(change)
+    assert bags.optimizer._repetitions
+    monkeypatch.setattr("sketchoptim.optim.base.is_repeatable", lambda steps: False)
+    single, expected = Bags(dtype).steps(change)
+    assert repeated == single
+    assert [seed for seed, _ in single] == ([] if error is None else [4])
+    assert error is None or error in single[0][1]
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)

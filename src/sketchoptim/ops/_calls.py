@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from .._torch_private import stored_ids, stored_values, tensor_guard
+from .._validation import PLAIN_TENSORS
+from ..deferred import DeferredGradient, SharedLookups, TableLookups
 from . import _native, cpu
 from ._rule import AnyRule, FusedRule, kernel_numbers
 
@@ -19,7 +21,7 @@ from ._rule import AnyRule, FusedRule, kernel_numbers
 _BYTES_KEPT = 1 << 20
 # The 64-bit words of a `Call` in csrc/abi.h, and which of them are what.
 _WORDS = 10
-_RULE, _VALUES, _IDS, _ENTRIES, _KEY = 1, 2, 3, 4, 9
+_RULE, _VALUES, _IDS, _ENTRIES, _LOOKUPS, _TABLE, _SCALE, _KEY = 1, 2, 3, 4, 5, 6, 7, 9
 
 
 class RepeatedCalls:
@@ -30,9 +32,16 @@ class RepeatedCalls:
 
     Args:
         steps: As they were prepared, those along dense gradients first.
-        gradients: Of these steps; none of them deferred.
+        gradients: Of these steps; none of them deferred, but in a subclass.
         rule_of: Which of the rules each step has.
     """
+
+    @staticmethod
+    def of_kind(gradients: Sequence[Tensor | None]) -> "type[RepeatedCalls] | None":
+        """The class for gradients of one kind; None for others."""
+        if all(type(it) in PLAIN_TENSORS for it in gradients):
+            return RepeatedCalls
+        return RepeatedLookups if all(map(_table_lookups, gradients)) else None
 
     def __init__(
         self, steps: Sequence[cpu.CpuKernels], gradients: Sequence[Tensor], rule_of: Sequence[int]
@@ -43,6 +52,10 @@ class RepeatedCalls:
         self._rules = [kernel_numbers(FusedRule(0.0)) for _ in range(1 + max(rule_of))]
         addresses = [numbers.buffer_info()[0] for numbers in self._rules]
         self.words[_RULE::_WORDS] = array(_native.WORD, [addresses[rule] for rule in rule_of])
+        self._expect(steps, gradients)
+
+    def _expect(self, steps: Sequence[cpu.CpuKernels], gradients: Sequence[Tensor]) -> None:
+        """Notes what gradients have in common with those of the next step."""
         self._is_same_kind = tensor_guard(gradients)
         self._dense = sum(not gradient.is_sparse for gradient in gradients)
         self._dims = [step.dim for step in steps[self._dense :]]
@@ -66,10 +79,19 @@ class RepeatedCalls:
             rules: Of this step.
             keys: Of the rounding of each step; None if all are rounded to nearest.
         """
-        if not self._is_same_kind(*gradients) or any(type(it) is not FusedRule for it in rules):
+        if any(type(it) is not FusedRule for it in rules) or not self._take_gradients(gradients):
+            return False
+        if keys is not None:
+            words = array(_native.WORD, map(cpu.rounding_word, keys))
+            self.words[_KEY::_WORDS] = words
+        for numbers, rule in zip(self._rules, cast("Sequence[FusedRule]", rules), strict=True):
+            numbers[:] = kernel_numbers(rule)
+        return True
+
+    def _take_gradients(self, gradients: Sequence[Tensor | None]) -> bool:
+        if not self._is_same_kind(*gradients):
             return False
         gradients = cast("Sequence[Tensor]", gradients)
-        fused = cast("Sequence[FusedRule]", rules)
         with_values, words = gradients, self.words
         if self._dims:
             dense, sparse = gradients[: self._dense], gradients[self._dense :]
@@ -90,11 +112,51 @@ class RepeatedCalls:
         if 0 in values_at:
             return False
         words[_VALUES::_WORDS] = array(_native.WORD, values_at)
-        if keys is not None:
-            words[_KEY::_WORDS] = array(_native.WORD, map(cpu.rounding_word, keys))
-        for numbers, rule in zip(self._rules, fused, strict=True):
-            numbers[:] = kernel_numbers(rule)
         return True
+
+
+class RepeatedLookups(RepeatedCalls):
+    """The same along the gradients of tables that were looked up together."""
+
+    def _expect(self, steps: Sequence[cpu.CpuKernels], gradients: Sequence[Tensor]) -> None:
+        self._dtypes = [step.dtype for step in steps]
+
+    def _take_gradients(self, gradients: Sequence[Tensor | None]) -> bool:
+        shared: SharedLookups | None = None
+        values_at, lookups_at, tables, scales = [], [], [], []
+        for gradient, dtype in zip(gradients, self._dtypes, strict=True):
+            part = _table_lookups(gradient)
+            if part is None:
+                return False
+            if part.shared is not shared:
+                shared = part.shared
+                if not part.is_current or shared.output_gradient.dtype is not dtype:
+                    return False
+                call = cpu.call_of_shared(shared)
+            assert isinstance(gradient, DeferredGradient)
+            values_at.append(call.values_at + shared.columns[part.table] * dtype.itemsize)
+            lookups_at.append(call.address)
+            tables.append(part.table)
+            scales.append(cpu.scale_word(gradient.scale))
+        for at, numbers in (
+            (_VALUES, values_at),
+            (_LOOKUPS, lookups_at),
+            (_TABLE, tables),
+            (_SCALE, scales),
+        ):
+            self.words[at::_WORDS] = array(_native.WORD, numbers)
+        return True
+
+
+def _table_lookups(gradient: Tensor | None) -> TableLookups | None:
+    """The lookups that a gradient is made of, if they are those of one of several tables."""
+    if type(gradient) is not DeferredGradient:
+        return None
+    terms = gradient.terms
+    if len(terms) != 1 or terms[0].scale != 1.0:
+        return None
+    part = terms[0].part
+    return part if type(part) is TableLookups else None
 
 
 class Calls:

@@ -14,6 +14,7 @@ from .._validation import PLAIN_TENSORS, check_storage
 from ..deferred import (
     DeferredGradient,
     Lookups,
+    Scale,
     SharedLookups,
     TableLookups,
     joined_lookups,
@@ -217,12 +218,9 @@ class CpuKernels:
             return None
         if isinstance(part, TableLookups):
             shared, table = part.shared, part.table
-            if shared.call is None:
-                shared.call = _call_of_shared(shared)
-            call, column = shared.call, shared.columns[table]
+            call, column = call_of_shared(shared), shared.columns[table]
         else:
             call, table, column = _call_of(part, self.dim), 0, 0
-        scale = gradient.scale
         self.copies = call.kept
         self.lookups = call
         self.words = (
@@ -233,7 +231,7 @@ class CpuKernels:
             0,
             call.address,
             table,
-            _ONE if scale == 1.0 else _word(float(scale)),
+            scale_word(gradient.scale),
             is_checked,
             key,
         )
@@ -300,8 +298,15 @@ def _call_of(part: Lookups, dim: int) -> LookupCall:
     )
 
 
-def _call_of_shared(shared: SharedLookups) -> LookupCall:
-    """The lookups of several tables."""
+def call_of_shared(shared: SharedLookups) -> LookupCall:
+    """The lookups of several tables: one object for all of them."""
+    if shared.call is None:
+        shared.call = _new_call_of_shared(shared)
+    call: LookupCall = shared.call
+    return call
+
+
+def _new_call_of_shared(shared: SharedLookups) -> LookupCall:
     lookups, values = shared.lookups, shared.output_gradient
     return LookupCall(
         lookups.ids,
@@ -314,8 +319,12 @@ def _call_of_shared(shared: SharedLookups) -> LookupCall:
     )
 
 
+def scale_word(scale: Scale) -> int:
+    """The factor of a gradient, as a word of a `Call` in csrc/abi.h."""
+    return _ONE if scale == 1.0 else _word(float(scale))
+
+
 def _word(number: float) -> int:
-    """The bits of a number."""
     return int(struct.unpack("=Q", struct.pack("=d", number))[0])
 
 

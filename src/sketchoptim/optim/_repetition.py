@@ -10,6 +10,7 @@ from torch import Tensor
 from .. import _rounding, ops
 from .._torch_private import has_tensor_guards, tensor_guard
 from .._validation import PLAIN_TENSORS
+from ..deferred import is_row_sparse
 from ._algorithm import Algorithm, Group
 from ._binding import Options
 from ._step import Step
@@ -25,10 +26,10 @@ def is_repeatable(steps: Sequence[Step]) -> bool:
         and all(
             type(step.prepared) is ops.CpuKernels
             and type(step.binding.parameter) in PLAIN_TENSORS
-            and type(step.binding.parameter.grad) in PLAIN_TENSORS
             and not (step.is_skipped or step.binding.maintained or step.binding.is_watched)
             for step in steps
         )
+        and ops.RepeatedCalls.of_kind([step.binding.parameter.grad for step in steps]) is not None
         and has_tensor_guards()
     )
 
@@ -49,6 +50,7 @@ class Repetition:
         self._nonfinite = group.get("nonfinite", "raise")
         self._all = list(group["params"])
         steps = sorted(steps, key=lambda step: step.gradient.is_sparse)
+        gradients = [step.gradient for step in steps]
         bindings = [step.binding for step in steps]
         self._parameters = [it.parameter for it in bindings]
         stepped = set(map(id, self._parameters))
@@ -65,13 +67,15 @@ class Repetition:
         first = self._counts[0].value
         self._ahead = [it.value - first for it in self._counts]
         of_rules = [
-            (ahead - it.binding.began_after, it.binding.memory, it.gradient.is_sparse)
+            (ahead - it.binding.began_after, it.binding.memory, is_row_sparse(it.gradient))
             for ahead, it in zip(self._ahead, steps, strict=True)
         ]
         self._of_rules = list(dict.fromkeys(of_rules))
-        self.calls = ops.RepeatedCalls(
+        calls_of = ops.RepeatedCalls.of_kind(gradients)
+        assert calls_of is not None  # is_repeatable() has looked
+        self.calls = calls_of(
             [it.prepared for it in steps if isinstance(it.prepared, ops.CpuKernels)],
-            [it.gradient for it in steps],
+            gradients,
             [self._of_rules.index(it) for it in of_rules],
         )
 
