@@ -6,7 +6,7 @@ from .errors import user_message
 
 
 def main() -> None:
-    """Runs the command line, or says which package it lacks."""
+    """Runs the command line, or prints which package it lacks."""
     try:
         from .commands import build_app
     except ModuleNotFoundError as error:

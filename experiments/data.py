@@ -53,7 +53,7 @@ class DataSettings:
             counts, "python" Python's own sources; "vectors" noisy views of the vectors in a file,
             "token-vectors" of those in the package wordllama; "labelled" texts with classes.
         path: Below the data folder, `$SKETCHOPTIM_DATA`.
-        get: Where to get it, for the error that says it is missing.
+        get: Where to get it, for the error if it is missing.
         min_count: Words seen less often become unknown; "text" and "lm1b" only.
         held_out: Share of the lines for validation, and in "text" for testing too.
         words: Length of the random text; "counts" only.
@@ -134,7 +134,7 @@ class DataSettings:
 
 
 def find_data(settings: DataSettings, path: Path | None = None) -> Path:
-    """The data at `path`, else below the data folder; the error says what to put there."""
+    """The data at `path`, else below the data folder; the error has what to put there."""
     return find_file(
         settings.path, path, expected=_EXPECTED.get(settings.kind, settings.kind), get=settings.get
     )

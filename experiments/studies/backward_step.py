@@ -124,7 +124,7 @@ def build_optimizers(model: nn.Module, options: argparse.Namespace) -> list[torc
 
 
 def table_groups(model: nn.Module) -> list[dict[str, Any]]:
-    """Groups in which both tables are compressed; no layer type tells that the head is one."""
+    """Groups in which both tables are compressed; no layer type shows that the head is one."""
     return so.param_groups(model, tables=[name for name, _ in model.named_parameters()])
 
 

@@ -6,7 +6,7 @@
 The first prints the table of docs/howto/capacity.md: exact Adam, row-wise Adagrad and lean, on 1 to
 512 ranks that divide the rows. The numbers are the planner's, from what the moments declare;
 nothing is allocated or sent. The second steps a table on 2 and 4 ranks of this machine and compares
-what went over the loopback device with what the planner says.
+what went over the loopback device with what the planner computes.
 """
 
 import argparse

@@ -39,7 +39,7 @@ BETA2 = 0.999
 MEASURED_STEPS = 50
 # counters for each row, or for each element, of a table
 RATIOS = (1 / 64, 1 / 16, 1 / 4)
-# the ratio of median errors below this says nothing
+# the ratio of median errors below this means nothing
 NEGLIGIBLE = 0.05
 
 

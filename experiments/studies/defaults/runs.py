@@ -43,7 +43,7 @@ FACTORS = {"best": 1.0, "third": 1 / 3, "triple": 3.0}
 
 
 class Run(NamedTuple):
-    """One training run, by what tells it from others."""
+    """The identity of one training run."""
 
     task: str
     method: tuple[Any, ...]

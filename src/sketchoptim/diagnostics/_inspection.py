@@ -227,13 +227,13 @@ def _checked_moment(
     storage = getattr(memory, name)
     if storage is None:
         raise ValueError(
-            f"{parameter} must have no {name} moment, as its group says, but has {sorted(tensors)}"
+            f"{parameter} must have no {name} moment, as its group has none, got {sorted(tensors)}"
         )
     mismatch = moments.state_mismatch(storage, name, table, tensors, is_live=False)
     if mismatch is not None:
         raise ValueError(
-            f"the {name} moment of {parameter} must be kept as its group says, in {storage}, "
-            f"but {mismatch}"
+            f"the {name} moment of {parameter} must be kept in {storage}, the storage of its "
+            f"group, but {mismatch}"
         )
     damage = moments.state_damage(storage, name, table, tensors)
     if damage is not None:

@@ -31,7 +31,7 @@ _EXTRA_STATE = "_extra_state"
 _REMEDIES = {
     "path": 'construct it with the checkpoint\'s path, or set ["path"] in the checkpoint to this '
     "path if you moved the file",
-    "id": "the checkpoint is of another file: restore that one, and the .id beside it, from a copy",
+    "id": "the checkpoint is of another file: restore that one and its .id file from a copy",
 }
 # The least that a disk writes at once.
 _SECTOR = 512
@@ -323,7 +323,7 @@ class FileEmbedding(nn.Module):
         if self.id != pickled:
             raise ValueError(
                 f"the pickle of a FileEmbedding is of the table {pickled}, but {self.path} has the "
-                f"table {self.id}; restore the file, and the .id beside it, from a copy"
+                f"table {self.id}; restore the file and its .id file from a copy"
             )
 
     def __deepcopy__(self, memo: object) -> NoReturn:
