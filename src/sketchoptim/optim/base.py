@@ -113,10 +113,11 @@ class Optimizer(Algorithm):
             else:
                 with SignalsWait():
                     self._run_(prepared)
-            self._note_repetitions_(prepared)
             if len(self._bindings) > len(self.state):  # the user has removed state
                 kept = [it for it in self._bindings.values() if it.parameter in self.state]
                 self._bindings = {id(binding.parameter): binding for binding in kept}
+            if not self._divided:  # where one process may repeat what another one cannot
+                self._note_repetitions_(prepared)
             # Last of all, since a warning may be an error, and a step must not stop halfway.
             _advice.warn_(self, prepared.steps, prepared.fresh, self._warned)
 
