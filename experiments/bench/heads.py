@@ -1,14 +1,17 @@
 """Whole training steps of a vocabulary head: hidden states, loss, gradients and the update.
 
-A method's memory is measured in a process of its own:
-python -m experiments.bench.heads ROWS DIM TOKENS DTYPE METHOD
+The benchmark takes all methods and both dtypes. Some of them, for a size that takes long:
+
+    python -m experiments.bench.heads 131072x512x4096 --dtype bfloat16 --methods fused --least 1
 """
 
+import argparse
+import dataclasses
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import astuple, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -17,11 +20,13 @@ from torch import Tensor, nn
 import sketchoptim as so
 
 from ..machine import extra_memory_bytes
-from .cases import Clock, HeadShape, Settings
+from .cases import Case, Clock, HeadShape, Settings
+from .level import run_at
 from .measure import Timing, lap_seconds
 from .methods import RATE
 
 LossFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
+Sizes = dict[str, float]
 BASELINE = "plain-lean"
 
 
@@ -119,25 +124,38 @@ METHODS = {
 }
 
 
-def train_heads(shape: HeadShape, settings: Settings) -> list[HeadResult]:
-    """Whole steps with all methods, which take turns; the first turn is not counted."""
-    steps = {name: HeadStep(shape, it.loss_of, it.optimizer) for name, it in METHODS.items()}
-    times: dict[str, list[list[float]]] = {name: [] for name in METHODS}
-    for _ in range(1 + settings.least):
+def step_times(
+    shape: HeadShape, names: Sequence[str], least: int, clock: Clock, sizes: Sizes | None = None
+) -> dict[str, list[list[float]]]:
+    """Seconds of forward, backward and optimizer of whole steps; methods take turns.
+
+    The first turn is not counted. `sizes` receives the bytes a weight of each method.
+    """
+    methods = {name: METHODS[name] for name in names}
+    steps = {name: HeadStep(shape, it.loss_of, it.optimizer) for name, it in methods.items()}
+    times: dict[str, list[list[float]]] = {name: [] for name in methods}
+    for _ in range(1 + least):
         for name, step in steps.items():
-            times[name].append(_timed(step, settings.clock))
-    totals = {name: [sum(parts) for parts in taken[1:]] for name, taken in times.items()}
-    sizes = {name: step.bytes_a_weight for name, step in steps.items()}
-    steps.clear()
+            times[name].append(_timed(step, clock))
+    if sizes is not None:
+        sizes.update({name: step.bytes_a_weight for name, step in steps.items()})
+    return {name: taken[1:] for name, taken in times.items()}
+
+
+def train_heads(shape: HeadShape, settings: Settings) -> list[HeadResult]:
+    """Whole steps with all methods."""
+    sizes: Sizes = {}
+    times = step_times(shape, tuple(METHODS), settings.least, settings.clock, sizes)
+    totals = {name: [sum(parts) for parts in taken] for name, taken in times.items()}
     return [
         HeadResult(
             shape=shape,
             method=name,
             title=method.title,
             total=Timing.of(totals[name]),
-            forward=Timing.of([parts[0] for parts in times[name][1:]]),
-            backward=Timing.of([parts[1] for parts in times[name][1:]]),
-            optimizer=Timing.of([parts[2] for parts in times[name][1:]]),
+            forward=Timing.of([parts[0] for parts in times[name]]),
+            backward=Timing.of([parts[1] for parts in times[name]]),
+            optimizer=Timing.of([parts[2] for parts in times[name]]),
             ratio=statistics.median(
                 own / plain for own, plain in zip(totals[name], totals[BASELINE], strict=True)
             ),
@@ -156,21 +174,51 @@ def _timed(step: HeadStep, clock: Clock) -> list[float]:
 
 def peak_bytes(shape: HeadShape, name: str) -> int:
     """What a step of a method has resident beyond its model, in a new process."""
-    command = [sys.executable, "-m", "experiments.bench.heads", *map(str, astuple(shape)), name]
+    size = f"{shape.rows}x{shape.dim}x{shape.tokens}"
+    command = [sys.executable, "-m", "experiments.bench.heads", size, "--dtype", shape.dtype]
+    command += ["--methods", name, "--peak"]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return int(done.stdout)
 
 
-def _main(rows: str, dim: str, tokens: str, dtype: str, name: str) -> None:
+def _own_peak_bytes(shape: HeadShape, name: str) -> int:
+    """What a step of a method has resident beyond its model, in this process."""
     torch.set_num_threads(1)
     method = METHODS[name]
-    small = HeadShape(rows=2_048, dim=int(dim), tokens=64, dtype=dtype)
+    small = dataclasses.replace(shape, rows=2_048, tokens=64)
     HeadStep(small, method.loss_of, method.optimizer).run()  # loads libraries
-    shape = HeadShape(rows=int(rows), dim=int(dim), tokens=int(tokens), dtype=dtype)
     step = HeadStep(shape, method.loss_of, method.optimizer)
     step.run()  # creates the state
-    print(extra_memory_bytes(step.run))
+    return extra_memory_bytes(step.run)
+
+
+def _main() -> None:
+    parser = argparse.ArgumentParser(description="A head's training step, by some methods.")
+    parser.add_argument("case", type=Case.parse, help="rows x dim x tokens")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--methods", default=f"{BASELINE},torch-fused,fused")
+    parser.add_argument("--least", type=int, default=2, help="rounds that are counted")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--level", help="SIMD: v4 (AVX-512), v3 (AVX2) or base")
+    parser.add_argument("--peak", action="store_true", help="print a method's peak, not times")
+    options = parser.parse_args()
+    if options.level is not None:
+        run_at(options.level)
+    shape = next(it for it in HeadShape.of(options.case) if it.dtype == options.dtype)
+    if options.peak:
+        print(_own_peak_bytes(shape, options.methods))
+        return
+    torch.set_num_threads(options.threads)
+    clock: Clock = "cpu" if options.threads == 1 else "wall"
+    times = step_times(shape, options.methods.split(","), options.least, clock)
+    threads = f"{options.threads} thread{'s' if options.threads > 1 else ''}"
+    print(f"{shape}: {clock} time, {threads}, torch on {torch.backends.cpu.get_cpu_capability()}")
+    totals = {name: [sum(parts) for parts in taken] for name, taken in times.items()}
+    for name, taken in totals.items():
+        ratios = [own / plain for own, plain in zip(taken, totals[BASELINE], strict=True)]
+        ratio, least = statistics.median(ratios), min(taken) / min(totals[BASELINE])
+        print(f"  {METHODS[name].title:45s}{min(taken):8.2f} s {ratio:.3f} (least {least:.3f})")
 
 
 if __name__ == "__main__":
-    _main(*sys.argv[1:])
+    _main()

@@ -211,6 +211,17 @@ def test_a_weight_that_changed_since_the_backward_pass_refuses_the_step():
     assert not optimizer.state
 
 
+def test_the_undo_drops_gradients_that_a_step_has_used():
+    ours, _ = twins()
+    optimizer = so.AdamW(so.param_groups(ours), lr=0.1)
+    F.cross_entropy(ours(WORDS_IN).flatten(0, 1), LABELS.flatten()).backward()
+    optimizer.step()
+    so.materialize_gradients(ours)
+    assert ours.head.weight.grad is None
+    assert type(ours.head) is nn.Linear
+    assert type(ours.hidden.weight.grad) is Tensor
+
+
 @pytest.mark.parametrize("outside", [True, False])
 def test_autocast_decides_the_products_where_the_head_is(outside):
     ours, theirs = twins()

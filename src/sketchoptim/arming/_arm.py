@@ -94,6 +94,8 @@ def defer_gradients(model: nn.Module, *, heads: Iterable[str] = ()) -> Deferral:
 def materialize_gradients(model: nn.Module) -> None:
     """Undoes `defer_gradients`: layers get plain gradients again, and those that exist become so.
 
+    Gradients that a step has used up, and which cannot be computed again, become None.
+
     >>> model = nn.Embedding(1000, 16)
     >>> deferral = defer_gradients(model)
     >>> materialize_gradients(model)
@@ -112,8 +114,9 @@ def materialize_gradients(model: nn.Module) -> None:
     for layer in layers:
         disarm_(layer)
     for parameter in model.parameters():
-        if isinstance(parameter.grad, DeferredGradient):
-            parameter.grad = parameter.grad.to_plain()
+        gradient = parameter.grad
+        if isinstance(gradient, DeferredGradient):
+            parameter.grad = gradient.to_plain() if gradient.is_current else None
 
 
 _MIXINS: tuple[type[ArmedLayer], ...] = (
