@@ -10,7 +10,7 @@ SKETCHOPTIM_DATA ?= $(abspath ../shared/data)
 export SKETCHOPTIM_DATA
 endif
 
-.PHONY: setup check test test-clients test-gpu test-ptx test-ptx-quick test-aarch64 demo docs format sanitize clang wheel wheel-test clean
+.PHONY: setup check test test-clients test-gpu test-ptx test-ptx-quick ptx-counts test-aarch64 demo docs format sanitize clang wheel wheel-test clean
 
 setup: $(STAMP)
 
@@ -55,6 +55,10 @@ test-ptx: setup $(TRITON)/.up-to-date
 test-ptx-quick: setup $(TRITON)/.up-to-date
 	$(ON_TRITON) $(BIN)/pytest tests/gpu/ptx
 	$(ON_TRITON) SKETCHOPTIM_PTX=sm_80 $(BIN)/pytest $(EXECUTED)/test_gpu_refusals.py $(EXECUTED)/test_gpu_together.py
+
+# What that code executes in a step, by kernel: a table in docs/howto/gpu.md.
+ptx-counts: setup $(TRITON)/.up-to-date
+	$(ON_TRITON) PYTHONPATH=$(TRITON):tests/support $(BIN)/python tests/support/gpu_counts.py
 
 # The C++ kernels on 64-bit ARM, emulated: golden vectors, and the comparison with the reference. It
 # takes a quarter of an hour; .ci/aarch64 has what it needs of the system. The test that is left out

@@ -1,11 +1,12 @@
-"""Host time of a step on a GPU: all of Python up to the driver, which does nothing here.
+"""Host time of a step on a GPU, without a GPU: ours, torch's and Triton's.
 
     PYTHONPATH=build/triton python -m experiments.studies.gpu_host
 
-No GPU is needed. Tables are on the CPU, and a stand-in takes the place of the GPU's driver: steps
-go through the optimizer, the plan of launches and Triton's code, up to the launcher that enqueues a
-kernel, which returns at once. The sort of ids and the allocation of temporary tensors run on the
-CPU, in place of calls that enqueue them. `make test-gpu` installs triton.
+Tables are on the CPU, and a stand-in takes the place of the GPU's driver: steps go through the
+optimizer, the plan of launches and Triton's code, up to the launcher that enqueues a kernel, which
+returns at once. Then the same steps with nothing in place of Triton's code, and with nothing in
+place of the sort of ids either, which runs on the CPU here and is enqueued on a GPU. The three take
+turns. `make test-gpu` installs triton.
 """
 
 import argparse
@@ -13,12 +14,13 @@ import platform
 import statistics
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import torch
+from torch import Tensor
 
 import sketchoptim as so
 from sketchoptim.ops import rehearsing_gpu
@@ -26,6 +28,8 @@ from sketchoptim.ops import rehearsing_gpu
 from ..errors import run_study
 
 ROWS, DIM, ENTRIES = 5000, 64, 256
+# Steps in a row of one kind: a first one finds other code in the caches.
+TURN = 20
 
 
 class StandInDriver:
@@ -68,7 +72,38 @@ def driven_by(driver: StandInDriver) -> Iterator[None]:
         yield
 
 
-def microseconds(tables: int, *, steps: int) -> list[float]:
+@contextmanager
+def without_launches() -> Iterator[None]:
+    """Steps within do all but Triton's part."""
+    from sketchoptim.ops._gpu_launches import Launch
+
+    with mock.patch.object(Launch, "run_", lambda launch: None):
+        yield
+
+
+@contextmanager
+def without_sorts() -> Iterator[None]:
+    """Steps within neither launch nor sort."""
+
+    def given(keys: Tensor, *, stable: bool, out: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        return out
+
+    def nothing(keys: Tensor, *, stable: bool) -> tuple[Tensor, Tensor]:
+        return keys, keys
+
+    with (
+        without_launches(),
+        mock.patch.object(torch, "sort", given),
+        mock.patch.object(Tensor, "sort", nothing),
+    ):
+        yield
+
+
+# What is left of a step, by what is left out.
+PARTS = {"whole": nullcontext, "no launch": without_launches, "no sort": without_sorts}
+
+
+def microseconds(tables: int, *, steps: int) -> dict[str, list[float]]:
     """The host times of single steps of lean tables, whose kernels have been compiled."""
     parameters = [torch.nn.Parameter(torch.zeros(ROWS, DIM)) for _ in range(tables)]
     optimizer = so.Adam(parameters, lr=1e-3)
@@ -80,11 +115,13 @@ def microseconds(tables: int, *, steps: int) -> list[float]:
         )
     for _ in range(5):
         optimizer.step()
-    found = []
-    for _ in range(steps):
-        begin = time.perf_counter()
-        optimizer.step()
-        found.append((time.perf_counter() - begin) * 1e6)
+    found: dict[str, list[float]] = {name: [] for name in PARTS}
+    for number in range(steps * len(PARTS)):
+        name = list(PARTS)[number // TURN % len(PARTS)]
+        with PARTS[name]():
+            begin = time.perf_counter()
+            optimizer.step()
+            found[name].append((time.perf_counter() - begin) * 1e6)
     return found
 
 
@@ -95,14 +132,17 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=500, help="timed, of each")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    print(f"{platform.processor() or platform.machine()}, torch {torch.__version__}")
-    print("| tables | us, least | us, median | us a table, least |")
-    print("| ---: | ---: | ---: | ---: |")
+    print(f"{platform.processor() or platform.machine()}, torch {torch.__version__}; us, least")
+    print("| tables | whole | Triton's launches | the sort, on a CPU | ours | ours, median |")
+    print("| ---: | ---: | ---: | ---: | ---: | ---: |")
     with driven_by(StandInDriver()):
         for tables in options.tables:
             found = microseconds(tables, steps=options.steps)
-            least, median = min(found), statistics.median(found)
-            print(f"| {tables} | {least:.0f} | {median:.0f} | {least / tables:.1f} |")
+            whole, no_launch, ours = (min(found[name]) for name in PARTS)
+            print(
+                f"| {tables} | {whole:.0f} | {whole - no_launch:.0f} | {no_launch - ours:.0f} "
+                f"| {ours:.0f} | {statistics.median(found['no sort']):.0f} |"
+            )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Launches of the GPU's kernels executed as PTX on the CPU, in place of Triton's own launcher."""
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from experiments.studies.gpu_host import StandInDriver, driven_by
 from sketchoptim.ops._gpu_launches import Launch
 
-_numbers = count(1)
+_numbers = itertools.count(1)
 
 
 def execute(
@@ -42,7 +42,7 @@ def execute(
 
 def _memory(launch: Launch) -> Iterator[ptx.Memory]:
     """What the kernel may access: tensors that it is given, or whose addresses it is given."""
-    for it in (*launch.arguments.values(), *launch.kept):
+    for it in (*launch.arguments.values(), *itertools.chain(*launch.kept)):
         if isinstance(it, Tensor):
             yield ptx.Memory(it.data_ptr(), it.numel() * it.element_size(), it.element_size())
 

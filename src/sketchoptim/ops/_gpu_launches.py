@@ -81,7 +81,7 @@ class Launch:
         *,
         rows: int = 0,
         others: int = 0,
-        kept: Sequence[Tensor] = (),
+        kept: Sequence[Sequence[Tensor]] = (),
     ) -> None:
         self.kernel, self.options, self.kept = kernel, options, kept
         self.grid: Grid = (*grid, 1, 1)[:3]  # type: ignore[assignment]

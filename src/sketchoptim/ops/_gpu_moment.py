@@ -46,6 +46,8 @@ class GpuMoment:
         self.sketch: Sketch | None = None
         # In the memory of the state: torch takes longer to get at it.
         self.scale, self.writes = ctypes.c_float(1.0), ctypes.c_int64(0)
+        self.expected = (1.0, 0)
+        """What the device will have after the steps that were launched."""
         self.counts_writes = False
         self.decays = False
         self.block = self.block_rows = 0
@@ -107,6 +109,7 @@ class GpuMoment:
         self.scale.value = scale
         if self.counts_writes:
             self.writes.value = writes
+        self.expected = self.lasting()
 
     def predict_(self, average: Average) -> None:
         """Moves scale and writes on the host as the device will, unless it refuses the step.
@@ -114,14 +117,16 @@ class GpuMoment:
         Only a sum has a start, and a sum does not decay; so the start stays as it is.
         """
         if self.decays:
-            scale = self.scale.value * average.decay
+            scale = self.expected[0] * average.decay
             if scale == 0.0:
                 scale = 1.0
             elif scale < SMALLEST_SCALE:
                 scale, _ = math.frexp(scale)
             self.scale.value = scale
+        writes = self.expected[1]
         if self.counts_writes:
-            self.writes.value += 1
+            self.writes.value = writes = writes + 1
+        self.expected = self.scale.value, writes
 
     def unused(self) -> "GpuMoment":
         """What stands for it in a step whose rule does not move it."""

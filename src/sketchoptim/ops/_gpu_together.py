@@ -1,5 +1,6 @@
 """One sequence of launches for several tables: what they share, and their words of arguments."""
 
+import struct
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -8,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ._gpu_launches import OPTIONS, Launch
-from ._gpu_plan import KEYS_AT_ONCE, NUMBERS, ROWS_ALIGNED, WORD, Plan
+from ._gpu_plan import KEYS_AT_ONCE, NUMBERS, ROWS_ALIGNED, Plan
 from ._triton import moves, prepare, together
 
 # The kernels that take several tables.
@@ -27,10 +28,11 @@ _TYPES = {
     torch.int64: tl.int64,
 }
 _LARGEST_KEY = {torch.int32: 2**31 - 1, torch.int64: 2**62}
-_ENTRIES, _IDS, _ORDER, _COUNT = WORD["entries"], WORD["ids"], WORD["order"], WORD["count"]
-_PARTIALS, _ROW_VALUES = WORD["partials"], WORD["row_values"]
-_UNSORTED_IDS, _KEYS = WORD["unsorted_ids"], WORD["keys"]
-_NUMBERS = [WORD[name] for name in NUMBERS]
+# The words of a step, in their order at the beginning of a row; the others stay.
+_OF_A_STEP = ("ids", "order", "entries", "partials", "row_values", "count", "unsorted_ids", "keys")
+_STEP_WORDS = struct.Struct(f"{len(_OF_A_STEP) + len(NUMBERS)}q")
+assert together.WORDS[: len(_OF_A_STEP) + len(NUMBERS)] == _OF_A_STEP + NUMBERS
+_ROW_BYTES = 8 * len(together.WORDS)
 _FLOATS_ALIGNED = 4
 
 
@@ -44,7 +46,8 @@ class Step(Protocol):
     @property
     def values(self) -> Tensor: ...
     @property
-    def count(self) -> int: ...
+    def places(self) -> tuple[int, int, int]: ...
+    @property
     def numbers(self) -> tuple[int, ...]: ...
 
 
@@ -70,6 +73,10 @@ class Family:
                 Launch(kernel, it.grid, given, OPTIONS, rows=it.rows, others=it.others)
             )
         given = {"words": None, **types, "BLOCK": KEYS_AT_ONCE}
+        self.numbers: list[int] = []
+        """Of the plans that were launched last."""
+        self.found: list[tuple[int, Part]] = []
+        """How they were divided. Nothing here keeps a table in memory."""
         self.sort = Launch(together.collect_keys, (1,), given, OPTIONS, rows=KEYS_AT_ONCE)
 
     @property
@@ -78,96 +85,110 @@ class Family:
         constants = [(it.kernel, *it.arguments.values()) for it in self.launches]
         return self.device, self.is_sorting, self.keys, *constants
 
-    def parts(self, steps: Sequence[AnyStep]) -> Iterator[list[AnyStep]]:
-        """Divides steps so that the keys of each part are small enough; gives ids a beginning."""
-        part: list[AnyStep] = []
-        begin = 0
-        for step in steps:
-            rows = -(-(step.plan.bound.rows + 1) // ROWS_ALIGNED) * ROWS_ALIGNED
-            if part and begin + rows > _LARGEST_KEY[self.keys]:
-                yield part
-                part, begin = [], 0
-            step.plan.shift_(begin if self.is_sorting else 0)
-            part.append(step)
-            begin += rows
-        yield part
+    def parts(self, steps: Sequence[AnyStep]) -> Iterator[tuple["Part", Sequence[AnyStep]]]:
+        """Divides steps so that the keys of each part are small enough."""
+        numbers = [step.plan.number for step in steps]
+        if numbers != self.numbers:  # they mostly are those of the step before
+            self.found = list(self._parts([step.plan for step in steps]))
+            self.numbers = numbers
+        for begin, part in self.found:
+            yield part, steps[begin : begin + part.tables]
+
+    def _parts(self, plans: Sequence[Plan]) -> Iterator[tuple[int, "Part"]]:
+        least_ids: list[int] = []
+        begin = least_id = 0
+        for number, plan in enumerate(plans):
+            rows = -(-(plan.bound.rows + 1) // ROWS_ALIGNED) * ROWS_ALIGNED
+            if least_ids and least_id + rows > _LARGEST_KEY[self.keys]:
+                yield begin, Part(self, plans[begin:number], least_ids)
+                begin, least_ids, least_id = number, [], 0
+            least_ids.append(least_id if self.is_sorting else 0)
+            least_id += rows
+        yield begin, Part(self, plans[begin:], least_ids)
+
+
+class Part:
+    """The launches of tables whose keys are sorted together."""
+
+    def __init__(self, family: Family, plans: Sequence[Plan], least_ids: Sequence[int]) -> None:
+        self.family, self.tables = family, len(plans)
+        rows = [plan.shifted_words(it) for plan, it in zip(plans, least_ids, strict=True)]
+        self.words = bytearray().join(rows)
+        self.entry_bytes = plans[0].row_bytes["parameter"]
+        self.programs = [
+            max([plan.launches[index].grid[0] for plan in plans])
+            for index in range(len(family.launches))
+        ]
 
     def run_(self, steps: Sequence[Step]) -> None:
-        """Launches the steps of several tables."""
-        kept: list[Tensor] = []
-        lists = None
-        if self.is_sorting:
-            total = sum([step.count for step in steps])
+        """Launches the steps of its tables."""
+        family, lists = self.family, None
+        kept: list[Sequence[Tensor]] = [step.plan.kept for step in steps]
+        counts = [step.places[2] for step in steps]
+        if family.is_sorting:
+            total = sum(counts)
             empty = steps[0].values.new_empty
             lists = (
-                empty(total, dtype=self.keys), empty(total, dtype=self.keys),
+                empty(total, dtype=family.keys), empty(total, dtype=family.keys),
                 empty(total, dtype=torch.int64),
             )  # fmt: skip
-            kept += lists
-        words = self._words(steps, lists, kept)
-        most = max([step.count for step in steps])
+            kept.append(lists)
+        words, floats = self._step_words(steps, lists)
+        kept += [(step.values,) if step.ids is None else (step.values, step.ids) for step in steps]
+        kept.append((words, floats))
+        most = max(counts)
         if lists is not None:
-            self._launch(self.sort, words, self.sort.programs(most), len(steps), kept)
+            self._launch(family.sort, words, family.sort.programs(most), kept)
             torch.sort(lists[0], stable=True, out=(lists[1], lists[2]))
-        for index, launch in enumerate(self.launches):
-            programs = launch.programs(most)
-            if not launch.rows:
-                programs = max([step.plan.launches[index].grid[0] for step in steps])
-            self._launch(launch, words, programs, len(steps), kept)
+        for launch, programs in zip(family.launches, self.programs, strict=True):
+            self._launch(launch, words, launch.programs(most) if launch.rows else programs, kept)
 
-    def _words(
-        self, steps: Sequence[Step], lists: tuple[Tensor, ...] | None, kept: list[Tensor]
-    ) -> Tensor:
-        """The words of all tables on the device, a row for each.
+    def _step_words(
+        self, steps: Sequence[Step], lists: tuple[Tensor, ...] | None
+    ) -> tuple[Tensor, Tensor]:
+        """The words of all tables on the device, a row for each, and memory for partial sums.
 
         Positions in the sorted list count from the beginning of the whole, so the address of a
         table's entries is moved back by those before it.
         """
-        sizes = [_sizes(step) for step in steps]
-        floats = torch.empty(sum(map(sum, sizes)), dtype=torch.float32, device=self.device)
+        device = self.family.device
+        sizes = [_sizes(step.plan, step.places[2]) for step in steps]
+        floats = torch.empty(sum(map(sum, sizes)), dtype=torch.float32, device=device)
         address = floats.data_ptr()
-        begin = 0
         keys, ids, order = (it.data_ptr() for it in lists) if lists is not None else (0, 0, 0)
-        key_bytes = self.keys.itemsize
+        key_bytes, entry_bytes = self.family.keys.itemsize, self.entry_bytes
+        pack, rows = _STEP_WORDS.pack_into, self.words
+        begin = offset = 0
         for step, (partials, row_values) in zip(steps, sizes, strict=True):
-            plan, values = step.plan, step.values
-            row = plan.words
-            row[_COUNT], row[_ENTRIES] = step.count, values.data_ptr()
-            row[_PARTIALS], row[_ROW_VALUES] = address, address + 4 * partials
+            given, values, count = step.places
+            key = begin * key_bytes
+            pack(
+                rows, offset, given if lists is None else ids + key, order + 8 * begin,
+                values - begin * entry_bytes, address, address + 4 * partials, count, given,
+                keys + key, *step.numbers,
+            )  # fmt: skip
             address += 4 * (partials + row_values)
-            if step.ids is not None:
-                row[_IDS] = row[_UNSORTED_IDS] = step.ids.data_ptr()
-                kept.append(step.ids)
+            offset += _ROW_BYTES
             if lists is not None:
-                row[_ENTRIES] -= begin * plan.row_bytes["parameter"]
-                row[_KEYS], row[_IDS] = keys + begin * key_bytes, ids + begin * key_bytes
-                row[_ORDER] = order + begin * 8
-                begin += step.count
-            for word, number in zip(_NUMBERS, step.numbers(), strict=True):
-                row[word] = number
-            kept.append(values)
-            kept += plan.kept
-        kept.append(floats)
-        joined = bytearray().join([step.plan.words for step in steps])
-        words = torch.frombuffer(joined, dtype=torch.int64)
-        if self.device.type == "cpu":
-            return words.clone()
-        return words.pin_memory().to(self.device, non_blocking=True)
+                begin += count
+        words = torch.frombuffer(rows, dtype=torch.int64)
+        if device.type == "cpu":
+            return words.clone(), floats
+        return words.pin_memory().to(device, non_blocking=True), floats
 
     def _launch(
-        self, launch: Launch, words: Tensor, programs: int, tables: int, kept: list[Tensor]
+        self, launch: Launch, words: Tensor, programs: int, kept: Sequence[Sequence[Tensor]]
     ) -> None:
         launch.arguments["words"] = words
-        launch.grid, launch.kept = (programs, tables, 1), kept
+        launch.grid, launch.kept = (programs, self.tables, 1), kept
         launch.run_()
         launch.release_()
 
 
-def _sizes(step: Step) -> tuple[int, int]:
+def _sizes(plan: Plan, count: int) -> tuple[int, int]:
     """How many numbers a step needs besides, each a multiple of 16 bytes."""
-    partials = step.plan.partials_of(step.count)
-    row_values = step.count if step.plan.has_row_values else 0
-    return partials, -(-row_values // _FLOATS_ALIGNED) * _FLOATS_ALIGNED
+    row_values = -(-count // _FLOATS_ALIGNED) * _FLOATS_ALIGNED if plan.has_row_values else 0
+    return plan.partials_of(count), row_values
 
 
 _families: dict[Hashable, Family] = {}

@@ -6,10 +6,10 @@ move something return at once where the flag is up, and `finish` counts the step
 The host learns of refusals later: from a report in its own memory, or when it settles.
 """
 
+import ctypes
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from operator import attrgetter
 from typing import Any, ClassVar, assert_never
 
 import torch
@@ -17,16 +17,16 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from .. import _hashing
-from .._torch_private import entries
-from .._validation import PLAIN_TENSORS
+from .._torch_private import stored_ids, stored_values
+from .._validation import PLAIN_TENSORS, check_storage
 from .._warning import warn
 from ..deferred import DeferredGradient
 from ..moments import ArrayView, CodesView, ColumnsView, Moment, Moments, SketchView
 from ._dispatch import PreparedStep, Settled
-from ._gpu_launches import MOST_COLUMNS, Bound, Kind, Shape, bits_of
+from ._gpu_launches import MOST_COLUMNS, Bound, Kind, Shape
 from ._gpu_moment import Blank, GpuMoment
-from ._gpu_plan import PIECE, Plan
-from ._gpu_together import Family, family_of
+from ._gpu_plan import PIECE, Plan, RuleNumbers
+from ._gpu_together import Family, Part, family_of
 from ._rule import AnyRule, FusedRule
 from ._triton import slots
 
@@ -34,9 +34,6 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _MAX_DEPTH = 32
 _PAIRS_OF_A_PAGE = 256
 _ALIGNMENT = 16
-# What of a rule stays the same in the steps that a plan is for, beside its schedule.
-_CHANGING = ("step_size", "shrink", "schedule")
-_constants_of = attrgetter(*(it for it in FusedRule._fields if it not in _CHANGING))
 # Parts that the buckets of a hash row are divided among, where rows are added in order.
 _MOST_PARTS = 64
 _ROWS_OF_A_PART = 64
@@ -136,22 +133,28 @@ class GpuKernels:
 
     def __init__(self, parameter: Tensor, moments: Moments, first_row: int = 0) -> None:
         self.parameter = parameter
-        self.layout = parameter.shape, parameter.dtype, parameter.device
+        self.shape, self.dtype, self.device = parameter.shape, parameter.dtype, parameter.device
         self.rows, self.dim = parameter.shape[:1].numel(), parameter.shape[1:].numel()
         self.ledger = torch.zeros(slots.SIZE.value, dtype=torch.float64, device=parameter.device)
         flag = torch.zeros(1, dtype=torch.int32, device=parameter.device)
         self.report = _reports.take(parameter.is_cuda)
-        self.refused = (0, 0)
+        self.reported = (ctypes.c_double * 2).from_address(self.report.data_ptr())
+        """The memory of the report: torch takes longer to get at it."""
+        self.refused = [0.0, 0.0]
         blank = Blank.over(self.ledger)
         self.first, self.second = (GpuMoment(moment, blank) for moment in moments)
         shape = Shape.of(self.dim, self.first, self.second)
         self.bound = Bound(
             parameter, first_row, self.ledger, flag, self.report, self.first, self.second, shape
         )
-        self.plans: dict[Kind, Plan] = {}
+        self.plans: dict[tuple[object, ...], Plan] = {}
+        """By the fields of `Kind`."""
         self.constants: object = None
         """What of the rule these plans are for."""
-        self.expected: tuple[float, ...] = ()
+        self.lasting = [it for it in (self.first, self.second) if it.sketch is not None]
+        """The moments that keep numbers from step to step."""
+        self.expected: float | None = None
+        """The steps that the device will have counted; None if it was told of none."""
         self.launched: GpuStep | None = None
         """The step that has been launched together with those of other tables."""
         self.is_in_order = self.first.is_in_order or self.second.is_in_order
@@ -175,66 +178,67 @@ class GpuKernels:
         rounding_key: int | None,
     ) -> "GpuStep | None":
         """The step along a gradient; the device checks it when it runs."""
-        if type(rule) is not FusedRule or type(gradient) not in PLAIN_TENSORS:
+        if (
+            type(rule) is not FusedRule
+            or type(gradient) not in PLAIN_TENSORS
+            or gradient.dtype is not self.dtype
+            or gradient.shape != self.shape
+            or gradient.device != self.device
+        ):
             return None
-        if (gradient.shape, gradient.dtype, gradient.device) != self.layout:
-            return None
-        ids = None
-        is_sorted = False
+        ids, is_sorted, has_pieces = None, False, False
         if gradient.is_sparse:
-            is_sorted = gradient.is_coalesced()
-            ids, values = entries(gradient)
+            ids, values = stored_ids(gradient), stored_values(gradient)
             if not (ids.is_contiguous() and values.is_contiguous()):
                 ids, values = ids.contiguous(), values.contiguous()
-            if values.numel() != ids.numel() * self.dim or values.dtype != self.parameter.dtype:
-                raise ValueError(
-                    f"the gradient must have {ids.numel()} rows of {self.dim} numbers of "
-                    f"{self.parameter.dtype}, got {list(values.shape)} of {values.dtype}"
-                )
+            ids_at, values_at, count = ids.data_ptr(), values.data_ptr(), ids.numel()
+            if not (ids_at and values_at) or values.numel() != count * self.dim:
+                self._check_entries(ids, values)
+            is_sorted = gradient.is_coalesced()
+            has_pieces = count > PIECE and not is_sorted
         else:
             values = gradient.contiguous().resolve_neg()
-        if is_capturing(self.parameter.device) and self._held(rule) != self.expected:
+            ids_at, values_at, count = 0, values.data_ptr(), self.rows
+        if is_capturing(self.device) and not self._is_expected(rule):
             raise RuntimeError(
                 f"a step of the parameter of shape {list(self.parameter.shape)} can be captured in "
                 "a CUDA graph only after a step that was not: the graph would set the GPU's count "
                 "of steps back in each replay. Take a step before the capture"
             )
         if self.is_in_order:
-            self._warn_of_order(self.rows if ids is None else ids.numel())
-        plan = self._plan(rule, ids, values, is_sorted, is_checked, rounding_key is not None)
-        return GpuStep(self, plan, rule, ids, values, rounding_key)
-
-    def _plan(
-        self,
-        rule: FusedRule,
-        ids: Tensor | None,
-        values: Tensor,
-        is_sorted: bool,
-        is_checked: bool,
-        is_stochastic: bool,
-    ) -> Plan:
-        """The launches of a step, which are built once for each kind of step."""
-        schedule = rule.schedule
-        constants = _constants_of(rule), None if schedule is None else schedule[1:]
-        if constants != self.constants:
-            self.plans, self.constants = {}, constants
-        count = self.rows if ids is None else ids.numel()
-        address = values.data_ptr() if ids is None else values.data_ptr() | ids.data_ptr()
-        kind = Kind(
+            self._warn_of_order(count)
+        numbers = RuleNumbers.of(rule)
+        if numbers.constants is not self.constants:
+            if numbers.constants != self.constants:
+                self.plans = {}
+            self.constants = numbers.constants
+        kind = (
             ids is None,
             is_sorted,
             count == 0,
-            ids is not None and not is_sorted and count > PIECE,
+            has_pieces,
             _parts(count) if self.is_added_to else 1,
             is_checked,
-            is_stochastic,
-            address % _ALIGNMENT == 0,
+            rounding_key is not None,
+            (ids_at | values_at) % _ALIGNMENT == 0,
         )
         plan = self.plans.get(kind)
         if plan is None:
-            plan = self.plans[kind] = Plan(self.bound, rule, kind)
+            plan = self.plans[kind] = Plan(self.bound, rule, Kind(*kind))
             plan.family = family_of(plan)
-        return plan
+        step, size, shrink = numbers.words
+        given = step, rounding_key or 0, size, shrink
+        return GpuStep(self, plan, rule, ids, values, given, (ids_at, values_at, count))
+
+    def _check_entries(self, ids: Tensor, values: Tensor) -> None:
+        """Raises what is wrong with a sparse gradient; nothing is if it is empty."""
+        check_storage("the ids of a gradient", ids)
+        check_storage("the values of a gradient", values)
+        if values.numel() != ids.numel() * self.dim:
+            raise ValueError(
+                f"the gradient must have {ids.numel()} rows of {self.dim} numbers, "
+                f"got {list(values.shape)}"
+            )
 
     def _warn_of_order(self, positions: int) -> None:
         if positions > MOST_IN_ORDER and not self.has_warned:
@@ -246,35 +250,42 @@ class GpuKernels:
                 'Use memory="lean" for training'
             )
 
-    def _held(self, rule: FusedRule) -> tuple[float, ...]:
-        """What the host has before a step: its count of steps, scales and writes."""
-        step = self.expected[0] if self.expected else 0.0
-        if rule.schedule is not None:
-            step = float(rule.schedule.step - 1)
-        return (step, *self.first.lasting(), *self.second.lasting())
+    def _is_expected(self, rule: FusedRule) -> bool:
+        """Whether the host has what the device will have: steps, scales and writes."""
+        if self.expected != self._count(rule):
+            return False
+        return all(moment.lasting() == moment.expected for moment in self.lasting)
+
+    def _count(self, rule: FusedRule) -> float:
+        """The steps before this one, as the host counts them."""
+        schedule = rule.schedule
+        return self.expected or 0.0 if schedule is None else schedule.step - 1
 
     def push_(self, rule: FusedRule) -> None:
         """Gives the device what the host has, where that is not what the device will have."""
-        held = self._held(rule)
-        if held != self.expected:
-            first = slots.STEP.value
-            lasting = torch.tensor(held, dtype=torch.float64, device="cpu")
-            if self.parameter.is_cuda:
-                lasting = lasting.pin_memory()
-            self.ledger[first : slots.LASTING.value].copy_(lasting, non_blocking=True)
-            self.expected = held
+        if self._is_expected(rule):
+            return
+        self.expected = self._count(rule)
+        for moment in self.lasting:
+            moment.expected = moment.lasting()
+        held = (self.expected, *self.first.lasting(), *self.second.lasting())
+        lasting = torch.tensor(held, dtype=torch.float64, device="cpu")
+        if self.parameter.is_cuda:
+            lasting = lasting.pin_memory()
+        self.ledger[slots.STEP.value : slots.LASTING.value].copy_(lasting, non_blocking=True)
 
     def predict_(self, rule: FusedRule) -> None:
         """What the device will hold after the step, unless it refuses it."""
-        if rule.first is not None:
-            self.first.predict_(rule.first)
-        if rule.second is not None:
-            self.second.predict_(rule.second)
-        self.expected = (self.expected[0] + 1, *self.first.lasting(), *self.second.lasting())
+        assert self.expected is not None  # push_
+        self.expected += 1
+        for moment in self.lasting:
+            average = rule.first if moment is self.first else rule.second
+            if average is not None:
+                moment.predict_(average)
 
     def has_refused(self) -> bool:
         """Whether the device has reported refusals that `settle_` did not return yet; no wait."""
-        return tuple(self.report.tolist()) != self.refused
+        return self.reported[:] != self.refused
 
     def launch_together_(self, steps: Sequence[PreparedStep]) -> None:
         """Starts steps of several tables at once, where the same kernels take them."""
@@ -282,21 +293,21 @@ class GpuKernels:
 
     def settle_(self) -> Settled:
         """Waits for the device, and gives the host what the device has counted."""
-        if not self.expected:
+        if self.expected is None:
             return Settled(0, 0, 0)
         values, ids, step, *lasting = self.ledger[: slots.LASTING.value].tolist()
         self.first.set_lasting_(lasting[0], int(lasting[1]))
         self.second.set_lasting_(lasting[2], int(lasting[3]))
-        before, self.refused = self.refused, (int(values), int(ids))
-        extra = int(step - self.expected[0])
-        self.expected = (step, *self.first.lasting(), *self.second.lasting())
-        return Settled(extra, self.refused[0] - before[0], self.refused[1] - before[1])
+        before, self.refused = self.refused, [values, ids]
+        extra = int(step - self.expected)
+        self.expected = step
+        return Settled(extra, int(values - before[0]), int(ids - before[1]))
 
 
 class GpuStep:
     """A prepared step. It has not been checked: the device does, when it runs."""
 
-    __slots__ = ("count", "ids", "kernels", "plan", "rounding_key", "rule", "values")
+    __slots__ = ("ids", "kernels", "numbers", "places", "plan", "rule", "values")
 
     def __init__(
         self,
@@ -305,11 +316,15 @@ class GpuStep:
         rule: FusedRule,
         ids: Tensor | None,
         values: Tensor,
-        rounding_key: int | None,
+        numbers: tuple[int, ...],
+        places: tuple[int, int, int],
     ) -> None:
-        self.kernels, self.plan, self.rule, self.rounding_key = kernels, plan, rule, rounding_key
+        self.kernels, self.plan, self.rule = kernels, plan, rule
         self.ids, self.values = ids, values
-        self.count = kernels.rows if ids is None else ids.numel()
+        self.numbers = numbers
+        """What kernels are given in each step: `NUMBERS`."""
+        self.places = places
+        """Where ids and values are, and how many rows or entries there are."""
 
     @property
     def is_finite(self) -> bool:
@@ -319,13 +334,7 @@ class GpuStep:
     @property
     def touched(self) -> int:
         """The most rows that it moves: the count of repeated ids is on the device."""
-        return min(self.count, self.kernels.rows)
-
-    def numbers(self) -> tuple[int, ...]:
-        """What kernels are given in each step: its number, a key, step size and shrinkage."""
-        rule = self.rule
-        step = -1 if rule.schedule is None else rule.schedule.step
-        return step, self.rounding_key or 0, *bits_of(rule.step_size, rule.shrink)
+        return min(self.places[2], self.kernels.rows)
 
     def run_(self) -> None:
         """Launches the kernels; nothing here waits for the device."""
@@ -333,18 +342,9 @@ class GpuStep:
         if kernels.launched is self:
             kernels.launched = None
             return
-        self.begin_()
-        with _current(kernels.parameter.device):
-            self.plan.run_(self.ids, self.values, self.numbers())
-        self.end_()
-
-    def begin_(self) -> None:
-        """Gives the device what it needs to count this step."""
-        self.kernels.push_(self.rule)
-
-    def end_(self) -> None:
-        """Follows on the host what the device will have done."""
-        kernels = self.kernels
+        kernels.push_(self.rule)
+        with _current(kernels.device):
+            self.plan.run_(self.ids, self.values, self.places[2], self.numbers)
         kernels.predict_(self.rule)
         # Autograd notices writes by torch only, and must refuse graphs of the weights as they were.
         increment_version(kernels.parameter)
@@ -366,28 +366,29 @@ def launch_together_(steps: Sequence[GpuStep]) -> None:
     if not steps or is_capturing(steps[0].kernels.parameter.device):
         return
     for family, group in groups_of(steps):
-        for part in family.parts(group):
-            if len(part) > 1:
-                _launch_part_(family, part)
+        for part, it in family.parts(group):
+            if len(it) > 1:
+                _launch_part_(family, part, it)
 
 
-def _launch_part_(family: Family, steps: Sequence[GpuStep]) -> None:
+def _launch_part_(family: Family, part: Part, steps: Sequence[GpuStep]) -> None:
     for step in steps:
-        step.begin_()
+        step.kernels.push_(step.rule)
     with _current(family.device):
-        family.run_(steps)
+        part.run_(steps)
     for step in steps:
-        step.end_()
-        step.kernels.launched = step
+        kernels = step.kernels
+        kernels.predict_(step.rule)
+        kernels.launched = step
+    increment_version([step.kernels.parameter for step in steps])
 
 
 def groups_of(steps: Sequence[GpuStep]) -> list[tuple[Family, list[GpuStep]]]:
     """Steps that can be launched together, with the launches that take them."""
-    groups: defaultdict[int, list[GpuStep]] = defaultdict(list)
+    groups: defaultdict[Family | None, list[GpuStep]] = defaultdict(list)
     for step in steps:
-        groups[id(step.plan.family)].append(step)
-    families = {id(group[0].plan.family): group[0].plan.family for group in groups.values()}
-    return [(family, groups[number]) for number, family in families.items() if family is not None]
+        groups[step.plan.family].append(step)
+    return [(family, group) for family, group in groups.items() if family is not None]
 
 
 def is_capturing(device: torch.device) -> bool:

@@ -1,5 +1,6 @@
 """Signals that wait until a step is whole."""
 
+import _signal  # type: ignore[import-not-found]
 import signal
 import threading
 from collections.abc import Callable
@@ -30,10 +31,11 @@ class SignalsWait:
         if threading.current_thread() is threading.main_thread():
             try:
                 for number in _NUMBERS:
-                    handler = signal.getsignal(number)
+                    # Its namesake in `signal` makes an enum of what it finds, which takes longer.
+                    handler = _signal.getsignal(number)
                     if callable(handler):
                         self._handlers[number] = handler
-                        signal.signal(number, self._receive)
+                        _signal.signal(number, self._receive)
             except BaseException:  # a signal that came before its turn
                 self._restore_()
                 raise
@@ -58,4 +60,4 @@ class SignalsWait:
     def _restore_(self) -> None:
         self._is_over = True
         for number, handler in self._handlers.items():
-            signal.signal(number, handler)
+            _signal.signal(number, handler)

@@ -65,6 +65,7 @@ class Result(ctypes.Structure):
         ("instructions", ctypes.c_uint64),
         ("loads", ctypes.c_uint64),
         ("stores", ctypes.c_uint64),
+        ("sectors", ctypes.c_uint64),
         ("atomics", ctypes.c_uint64),
         ("barriers", ctypes.c_uint64),
         ("longest_warp", ctypes.c_uint64),

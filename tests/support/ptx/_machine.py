@@ -46,6 +46,8 @@ class Counts(NamedTuple):
     loads: int
     """From global memory, like stores."""
     stores: int
+    sectors: int
+    """Of 32 bytes that they access; neighbouring lanes share them."""
     atomics: int
     barriers: int
     longest_warp: int

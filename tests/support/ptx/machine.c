@@ -25,7 +25,7 @@ typedef int64_t s64;
 typedef __int128 s128;
 typedef unsigned __int128 u128;
 
-enum { LANES = 32, MOST_WARPS = 32, MOST_RESIDENT = 64 };
+enum { LANES = 32, MOST_WARPS = 32, MOST_RESIDENT = 64, SECTOR = 32 };
 static const u32 ALL = 0xFFFFFFFFu;
 
 /* ---- numbers ------------------------------------------------------------------------------- */
@@ -282,7 +282,7 @@ enum Fault {
 
 typedef struct {
     s64 fault, address, line, other_line;
-    u64 instructions, loads, stores, atomics, barriers;
+    u64 instructions, loads, stores, sectors, atomics, barriers;
     u64 longest_warp, longest_loads, longest_program;
 } Result;
 
@@ -407,6 +407,19 @@ static int check_shared(
     return 1;
 }
 
+typedef struct {
+    u64 seen[LANES];
+    int count;
+} Sectors;
+
+/* Whether no lane before has accessed a sector of memory in the same instruction. */
+static int is_new(Sectors *sectors, u64 sector) {
+    for (int i = sectors->count; i-- > 0;)
+        if (sectors->seen[i] == sector) return 0;
+    sectors->seen[sectors->count++] = sector;
+    return 1;
+}
+
 static void access_memory(Block *block, int number, const Instruction *it, u32 active) {
     Warp *warp = &block->warps[number];
     int is_load = it->operation == DO_ld_global || it->operation == DO_ld_shared;
@@ -416,6 +429,7 @@ static void access_memory(Block *block, int number, const Instruction *it, u32 a
         if (is_load) result.loads++, warp->loads++;
         else result.stores++;
     }
+    Sectors sectors = {0};
     for (int i = 0; i < LANES; i++) {
         if (!(active >> i & 1)) continue;
         u8 buffer[32];
@@ -430,6 +444,7 @@ static void access_memory(Block *block, int number, const Instruction *it, u32 a
             if (!check_global(block, number, address, bytes, is_load ? READ : WRITE, new, it->line))
                 return;
             memory = (u8 *)address;
+            if (is_new(&sectors, address / SECTOR)) result.sectors++;
         } else {
             s64 at = (s64)(u32)base + it->offset;
             if (!check_shared(block, number, at, bytes, is_load ? READ : WRITE, new, it->line)) return;
