@@ -13,8 +13,8 @@ import argparse
 import platform
 import statistics
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -77,7 +77,7 @@ def without_launches() -> Iterator[None]:
     """Steps within do all but Triton's part."""
     from sketchoptim.ops._gpu_launches import Launch
 
-    with mock.patch.object(Launch, "run_", lambda launch: None):
+    with mock.patch.object(Launch, "run_", _launch_nothing):
         yield
 
 
@@ -100,7 +100,11 @@ def without_sorts() -> Iterator[None]:
 
 
 # What is left of a step, by what is left out.
-PARTS = {"whole": nullcontext, "no launch": without_launches, "no sort": without_sorts}
+PARTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
+    "whole": nullcontext,
+    "no launch": without_launches,
+    "no sort": without_sorts,
+}
 
 
 def microseconds(tables: int, *, steps: int) -> dict[str, list[float]]:

@@ -3,8 +3,8 @@
     make ptx-counts
 
 The table and its tokens are those of `experiments.studies.gpu_model`. An instruction is one of a
-warp in PTX, of which the assembler makes one or a few of the GPU's own. Bytes are those of sectors of
-32 that a warp reads or writes, in the cache or not. Times are by arithmetic: as if every scheduler of
+warp in PTX, of which the assembler makes one or a few of the GPU's own. Bytes are sectors of 32
+that a warp reads or writes, in the cache or not. Times are by arithmetic: as if every scheduler of
 an A100 began an instruction in each cycle, and as if all bytes came from memory.
 """
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import gpu_compile
+import gpu_steps
 import ptx
 import triton
 from torch import Tensor
@@ -32,19 +33,15 @@ def execute(
         ptx.assemble(text),
         arguments,
         launch.grid,
-        list(_memory(launch)),
+        [
+            ptx.Memory(it.data_ptr(), it.nbytes, it.element_size())
+            for it in gpu_steps.memory_of(launch)
+        ],
         shared_bytes=shared_bytes,
         seed=next(_numbers),
         programs=programs,
         finds_races=finds_races,
     )
-
-
-def _memory(launch: Launch) -> Iterator[ptx.Memory]:
-    """What the kernel may access: tensors that it is given, or whose addresses it is given."""
-    for it in (*launch.arguments.values(), *itertools.chain(*launch.kept)):
-        if isinstance(it, Tensor):
-            yield ptx.Memory(it.data_ptr(), it.numel() * it.element_size(), it.element_size())
 
 
 class PtxDriver(StandInDriver):

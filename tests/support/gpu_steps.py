@@ -1,5 +1,6 @@
 """Steps by the GPU's kernels on tensors of the CPU: interpreted, or recorded and not run."""
 
+import itertools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,6 +43,13 @@ def copy_of(launch: Launch) -> Launch:
     )
 
 
+def memory_of(launch: Launch) -> Iterator[Tensor]:
+    """What a kernel may access: tensors that it is given, or whose addresses it is given."""
+    for it in (*launch.arguments.values(), *itertools.chain(*launch.kept)):
+        if isinstance(it, Tensor):
+            yield it
+
+
 @contextmanager
 def stepping_by_gpu_kernels(*, is_run: bool = True) -> Iterator[Counter]:
     """Steps within are taken by the GPU's kernels, whose launches may be left out.
@@ -62,7 +70,11 @@ def stepping_by_gpu_kernels(*, is_run: bool = True) -> Iterator[Counter]:
         ops.rehearsing_gpu(),
         mock.patch.object(gpu.GpuStep, "run_", counted),
         mock.patch.object(
-            _gpu_launches, "TILE", 1 << 14 if is_run and IS_INTERPRETED else _gpu_launches.TILE
+            _gpu_launches,
+            "TILE",
+            1 << int(os.environ.get("TILE_BITS", "14"))
+            if is_run and IS_INTERPRETED
+            else _gpu_launches.TILE,
         ),
     ):
         if is_run:
