@@ -24,6 +24,8 @@ IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 # The GPU whose PTX is executed instead.
 PTX_TARGET = os.environ.get("SKETCHOPTIM_PTX")
 IS_EXECUTED = IS_INTERPRETED or PTX_TARGET is not None
+# Numbers of a tile in the interpreter, which takes as long for a small one.
+INTERPRETED_TILE = 1 << int(os.environ.get("TILE_BITS", "14"))
 needs_execution = pytest.mark.skipif(
     not IS_EXECUTED, reason="needs TRITON_INTERPRET=1 or SKETCHOPTIM_PTX=sm_80"
 )
@@ -54,7 +56,7 @@ def memory_of(launch: Launch) -> Iterator[Tensor]:
 def stepping_by_gpu_kernels(*, is_run: bool = True) -> Iterator[Counter]:
     """Steps within are taken by the GPU's kernels, whose launches may be left out.
 
-    Tiles are large in the interpreter, which takes as long for a small one.
+    Tiles are larger in the interpreter.
     """
     counter = Counter()
     run = gpu.GpuStep.run_
@@ -66,16 +68,11 @@ def stepping_by_gpu_kernels(*, is_run: bool = True) -> Iterator[Counter]:
     def left_out(launch: Any) -> None:
         pass
 
+    tile = INTERPRETED_TILE if is_run and IS_INTERPRETED else _gpu_launches.TILE
     with (
         ops.rehearsing_gpu(),
         mock.patch.object(gpu.GpuStep, "run_", counted),
-        mock.patch.object(
-            _gpu_launches,
-            "TILE",
-            1 << int(os.environ.get("TILE_BITS", "14"))
-            if is_run and IS_INTERPRETED
-            else _gpu_launches.TILE,
-        ),
+        mock.patch.object(_gpu_launches, "TILE", tile),
     ):
         if is_run:
             yield counter

@@ -56,7 +56,7 @@ class GpuMoment:
         view = None if moment is None else moment.kernel_view()
         if isinstance(view, ColumnsView):
             self.columns, view = view.columns, view.rows
-            self.factors = torch.empty_like(self.columns)
+            self.factors = self.columns.new_empty(2, *self.columns.shape)
             self.shares = torch.empty_like(self.columns, dtype=torch.int64)
         match view:
             case None:
@@ -158,7 +158,7 @@ class GpuMoment:
         }
 
     def column_pointers(self) -> dict[str, Any]:
-        """What the factors of columns follow from, the factors, and the shares of a step."""
+        """What the factors of columns follow from, they and their inverses, and a step's shares."""
         columns = self.blank.numbers if self.columns is None else self.columns
         return {"columns": columns, "factors": self.factors, "shares": self.shares}
 

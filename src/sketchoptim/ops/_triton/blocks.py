@@ -73,7 +73,7 @@ def move_blocks(
         position = id
         is_touched = is_row
         if LAYOUT != DENSE:
-            position = run_start(ids, tl.zeros_like(id) + (count - 1), id)
+            position = run_start(ids, tl.zeros_like(id) + (count - 1), id, count)
             is_touched = is_row & (id_at(ids, position, is_row) == id)
         columns = tl.arange(0, BLOCK)[None, :]
         column_mask = columns < DIM

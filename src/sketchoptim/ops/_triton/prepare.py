@@ -125,7 +125,10 @@ def _begin_moment(
 
 @triton.jit
 def _begin_columns(columns, factors, shares, DIM: tl.constexpr, BLOCK: tl.constexpr):
-    """Writes the factors of the step, a column over the mean of all, and clears the shares."""
+    """Writes the factors of the step, a column over the mean of all; clears the shares.
+
+    The inverses come behind the factors.
+    """
     total = tl.zeros([BLOCK], tl.float64)
     for start in range(0, DIM, BLOCK):
         at = start + tl.arange(0, BLOCK)
@@ -136,7 +139,11 @@ def _begin_columns(columns, factors, shares, DIM: tl.constexpr, BLOCK: tl.conste
         column = tl.load(columns + at, mask=at < DIM, other=0.0).to(tl.float64)
         factor = tl.where(mean > 0.0, column / tl.where(mean > 0.0, mean, 1.0), 1.0)
         factor = tl.maximum(factor, 9.5367431640625e-07)  # 2^-20
-        tl.store(factors + at, factor.to(tl.float32), mask=at < DIM)
+        factor = factor.to(tl.float32)
+        tl.store(factors + at, factor, mask=at < DIM)
+        tl.store(
+            factors + DIM + at, tl.div_rn(tl.full([BLOCK], 1.0, tl.float32), factor), mask=at < DIM
+        )
         tl.store(shares + at, tl.zeros([BLOCK], tl.int64), mask=at < DIM)
 
 
@@ -150,7 +157,7 @@ def _sum_pieces(
     is_deep = is_inside & (at >= PIECE)
     is_deep = is_deep & (id_at(ids, at - PIECE, is_deep) == id)
     if any_of(is_deep):
-        starts = run_start(ids, tl.where(is_deep, at, 0), id)
+        starts = run_start(ids, tl.where(is_deep, at, 0), id, count)
         is_piece = is_deep & ((at - starts) % PIECE == 0)
         for start in range(0, DIM, STRIDE):
             offsets = tl.arange(0, BLOCK)[None, :]
@@ -251,14 +258,16 @@ def inspect(
         if IS_CHECKED:  # no sum of squares within the bound is infinite; NaN is not within it
             square = tl.where(tl.abs(g) <= LARGEST, square, float("inf"))
         if HAS_COLUMNS:
-            plain += square
-            factor = tl.load(factors + columns, mask=column_mask, other=1.0)
-            squares += tl.div_rn(square, tl.zeros_like(square) + factor)
+            if DIM > STRIDE:
+                plain += square
+            else:
+                plain = square
+            squares += square * tl.load(factors + DIM + columns, mask=column_mask, other=1.0)
         else:
             squares += square
     if HAS_COLUMNS:
         # One row in eight gives its shares: `ColumnsMoment`.
-        number = tl.load(ledger + slots.STEP).to(tl.uint64) + 1
+        number = tl.load(ledger + slots.STEP).to(tl.int64).to(tl.uint64) + 1
         gives_shares = mask & ((mix(id + first_row) + number) % 8 == 0)
         if any_of(gives_shares):
             total = tl.sum(plain, 1)[:, None]

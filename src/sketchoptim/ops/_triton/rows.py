@@ -184,13 +184,15 @@ def gradient(
 
 
 @triton.jit
-def run_start(ids, at, id):
-    """The first position whose id is not below `id`, at most `at`."""
+def run_start(ids, at, id, count):
+    """The first position whose id is not below `id`, at most `at`, which is at most `count`."""
     low, high = at * 0, at
-    for _ in range(32):
+    left = count
+    while left > 0:
         middle = (low + high) // 2
         is_open = low < high
         is_below = id_at(ids, middle, is_open) < id
         low = tl.where(is_open & is_below, middle + 1, low)
         high = tl.where(is_open & ~is_below, middle, high)
+        left = left // 2
     return low
