@@ -30,8 +30,8 @@ INSTRUCTIONS_A_MICROSECOND = 108 * 4 * 1.41e3
 BYTES_A_MICROSECOND = 2.0e6
 LEAN = PRESETS["lean-0.1"]
 MEMORIES = {
-    "lean": so.Memory(None, replace(LEAN.second, columns=True)),
-    "lean-0.1": LEAN,
+    "lean": LEAN,
+    "lean x columns": so.Memory(None, replace(LEAN.second, columns=True)),
     "row-wise": PRESETS["row-wise"],
     "8-bit": PRESETS["8-bit"],
     "exact": PRESETS["exact"],
@@ -72,7 +72,7 @@ def line(memory: str, dim: int, kernel: str, counts: Counts) -> str:
 
 
 def main() -> None:
-    """Prints a line for each kernel, and the sum of a step."""
+    """Prints a line for each kernel, and one for the step."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--target", default="sm_80", choices=["sm_80", "sm_90"])
     parser.add_argument("--memory", nargs="+", default=list(MEMORIES), choices=list(MEMORIES))
@@ -89,7 +89,7 @@ def main() -> None:
                 print(line(name, dim, kernel, counts), flush=True)
             instructions = sum(it.instructions for it in found.values())
             moved = sum(it.sectors for it in found.values()) * SECTOR_BYTES
-            by_model = models(case)[name.removesuffix("-0.1")].moved_bytes
+            by_model = models(case)[name.removesuffix(" x columns")].moved_bytes
             print(
                 f"| {name} | {dim} | all | {instructions / 1e6:.2f} "
                 f"| {instructions / INSTRUCTIONS_A_MICROSECOND:.1f} "
