@@ -1,6 +1,7 @@
 """Tasks for the worker of `sketchoptim check gpu`, which imports them in a process of its own."""
 
 import os
+import time
 
 from sketchoptim.gpu_check._cases import Finding, Skipped
 from sketchoptim.gpu_check._place import Place
@@ -12,6 +13,10 @@ def passes(place: Place) -> None:
 
 def kills_its_process(place: Place) -> None:
     os._exit(7)
+
+
+def takes_too_long(place: Place) -> None:
+    time.sleep(600)
 
 
 def raises_an_error(place: Place) -> None:

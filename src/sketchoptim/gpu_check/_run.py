@@ -18,6 +18,8 @@ from ._timing import timings
 Task = tuple[str, Callable[[Place], Finding | Timing | None]]
 # Of one case. Compiling its kernels takes a few seconds.
 _MOST_SECONDS = 120.0
+# That a case may take beyond the deadline of all.
+_GRACE_SECONDS = 5.0
 
 
 def check_gpu(
@@ -115,18 +117,21 @@ class _Worker:
     def receive(self, name: str, deadline: float) -> Outcome | Timing:
         """What a task found; or that it killed the worker, or takes too long."""
         begin = time.monotonic()
-        seconds = min(_MOST_SECONDS, max(1.0, deadline - begin + 5.0))
-        message = f"it takes more than {seconds:.0f} s"
+        left = max(1.0, deadline - begin + _GRACE_SECONDS)
+        self.is_dead = True
         try:
-            if self.connection.poll(seconds):
+            if self.connection.poll(min(left, _MOST_SECONDS)):
                 found, self.is_dead = self.connection.recv()
                 assert isinstance(found, Outcome | Timing)
                 return found
         except EOFError:
             self.process.join()
             message = f"the process died, exit code {self.process.exitcode}"
-        self.is_dead = True
-        return Outcome(name, "failed", time.monotonic() - begin, message=message)
+            return Outcome(name, "failed", time.monotonic() - begin, message=message)
+        if left < _MOST_SECONDS:
+            return Outcome(name, "skipped", left, message="out of time")
+        message = f"it takes more than {_MOST_SECONDS:.0f} s"
+        return Outcome(name, "failed", _MOST_SECONDS, message=message)
 
 
 def _work(place: Place, tasks: Sequence[Task], connection: Connection) -> None:

@@ -9,6 +9,7 @@ from gpu_steps import IS_INTERPRETED
 from typer.testing import CliRunner
 
 from sketchoptim._cli import build_app
+from sketchoptim.gpu_check import _run
 from sketchoptim.gpu_check._place import Place
 from sketchoptim.gpu_check._report import Report
 from sketchoptim.gpu_check._run import results
@@ -56,6 +57,21 @@ def test_a_case_that_fails_or_kills_its_process_leaves_the_others_alone():
         "AssertionError: 5.0 units of the last place, at most 4.0",
     ]
     assert not report.is_passed
+
+
+@pytest.mark.parametrize(
+    ("constant", "status", "message"),
+    [("_GRACE_SECONDS", "skipped", "out of time"), ("_MOST_SECONDS", "failed", "it takes more")],
+)
+def test_a_case_fails_if_it_takes_too_long_but_not_if_all_cases_do(
+    monkeypatch, constant, status, message
+):
+    monkeypatch.setattr(_run, constant, 1.0)
+    tasks_given = [("sleep", tasks.takes_too_long)]
+    deadline = time.monotonic() + (0.5 if status == "skipped" else 60)
+    [outcome] = results(Place("interpreter", is_quick=True), tasks_given, deadline)
+    assert outcome.status == status
+    assert outcome.message.startswith(message)
 
 
 def test_a_gpu_that_is_not_there_ends_the_command_with_status_2():
