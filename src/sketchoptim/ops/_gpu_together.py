@@ -8,6 +8,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
+from .._locks import fork_safe_lock
 from ._gpu_launches import OPTIONS, Launch
 from ._gpu_plan import KEYS_AT_ONCE, NUMBERS, ROWS_ALIGNED, Plan
 from ._triton import moves, prepare, together
@@ -73,6 +74,7 @@ class Family:
                 Launch(kernel, it.grid, given, OPTIONS, rows=it.rows, others=it.others)
             )
         given = {"words": None, **types, "BLOCK": KEYS_AT_ONCE}
+        self.lock = fork_safe_lock()
         self.numbers: list[int] = []
         """Of the plans that were launched last."""
         self.found: list[tuple[int, Part]] = []

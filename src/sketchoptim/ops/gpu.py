@@ -366,9 +366,10 @@ def launch_together_(steps: Sequence[GpuStep]) -> None:
     if not steps or is_capturing(steps[0].kernels.parameter.device):
         return
     for family, group in groups_of(steps):
-        for part, it in family.parts(group):
-            if len(it) > 1:
-                _launch_part_(family, part, it)
+        with family.lock:  # tables of other optimizers, in other threads, have the same launches
+            for part, it in family.parts(group):
+                if len(it) > 1:
+                    _launch_part_(family, part, it)
 
 
 def _launch_part_(family: Family, part: Part, steps: Sequence[GpuStep]) -> None:

@@ -1,5 +1,8 @@
 """Several tables in one sequence of launches, against each by itself."""
 
+import contextvars
+import threading
+import time
 from unittest import mock
 
 import pytest
@@ -98,6 +101,34 @@ def test_tables_are_launched_one_by_one_while_a_graph_is_captured():
         with run, capturing:
             optimizer.step()
     assert launched == ["collect_keys", "begin", "inspect", "move_rows", "finish"] * 2
+
+
+def test_two_threads_whose_tables_have_the_same_launches_take_turns():
+    launched = []
+
+    def run_(launch: Launch) -> None:
+        launched.append(threading.get_ident())
+        time.sleep(0.002)
+
+    def step_() -> None:
+        tables = [torch.nn.Parameter(torch.ones(30, 8)) for _ in range(2)]
+        optimizer = so.Adam(tables)
+        for table in tables:
+            table.grad = sparse(torch.tensor([1, 2]), torch.ones(2, 8), table.shape)
+        start.wait()
+        optimizer.step()
+
+    start = threading.Barrier(2)
+    with stepping_by_gpu_kernels(is_run=False), mock.patch.object(Launch, "run_", run_):
+        threads = [
+            threading.Thread(target=contextvars.copy_context().run, args=(step_,)) for _ in range(2)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(launched) == 10
+    assert len({*launched[:5]}) == len({*launched[5:]}) == 1
 
 
 def test_a_bad_id_of_one_table_leaves_the_others_alone():
