@@ -203,8 +203,8 @@ def _write_page(reproduction: Reproduction, folder: Path) -> Path:
     main = f"""<p>{html.escape(summary(reproduction))}</p>
 <div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>
 <div class="figures">{picture_tags(pictures)}</div>
-<p>{about}. Both methods start from the same weights, see the same words in the same order and take
-the same steps, each at the best learning rate of its own grid.</p>
+<p>{about}. Both methods start from the same weights, are trained on the same words in the
+same order, and take the same steps, each at the best learning rate of its own grid.</p>
 <pre>{html.escape(reproduction.command)}</pre>"""
     path = folder / "report.html"
     path.write_text(html_document(reproduction.recipe.title, main), encoding="utf-8")
