@@ -15,10 +15,10 @@ import sketchoptim as so
 from sketchoptim import Memory, Sketched
 from sketchoptim.storage import PRESETS
 
-from .cases import BagsShape, Settings
+from .cases import BagsShape, Clock, Settings
 from .fbgemm import absence_reason, fbgemm_tables
 from .gradients import TYPICAL_GRADIENT, WordFrequencies
-from .measure import CacheFlusher, Timing, lap_seconds, threads
+from .measure import CacheFlusher, Timing, lap_seconds, no_garbage_collection, threads
 from .methods import RATE
 
 Batch = tuple[Tensor, Tensor]
@@ -40,6 +40,7 @@ class BagsResult:
     shape: BagsShape
     has_network: bool
     threads: int
+    clock: Clock
     method: str
     title: str
     total: Timing
@@ -68,7 +69,7 @@ def train_bags(
                 name: BagsStep(shape, lookup, memory, has_network=has_network)
                 for name, (lookup, memory) in lookups.items()
             }
-            with threads(count):
+            with threads(count), no_garbage_collection():
                 yield _measure(steps, batches, shape, settings, flusher, has_network=has_network)
 
 
@@ -175,7 +176,9 @@ class BagsStep:
         others = [] if self.network is None else [*self.network.parameters()]
         self.optimizer: torch.optim.Optimizer | None = None
         if memory is not None:
-            self.optimizer = so.Adam([*lookup.weights, *others], lr=RATE, memory=memory)
+            groups: list[dict[str, Any]] = [{"params": lookup.weights, "memory": memory}]
+            groups += [{"params": others}] if others else []
+            self.optimizer = so.Adam(groups, lr=RATE)
         elif others:
             self.optimizer = torch.optim.Adam(others, lr=RATE)
         self.clicks = (torch.rand(shape.tables.batch) < 0.25).float()
@@ -241,6 +244,7 @@ def _measure(
             shape=shape,
             has_network=has_network,
             threads=count,
+            clock=clock,
             method=name,
             title=METHODS[name],
             total=Timing.of(totals[name]),

@@ -132,7 +132,7 @@ def measure_in_turn(
         measured[key].append(elapsed / entrant.loops)
         return time.perf_counter() - begin
 
-    with threads(torch.get_num_threads()), _no_garbage_collection():
+    with threads(torch.get_num_threads()), no_garbage_collection():
         for key in keys:  # the first turn creates the state, and is not counted
             take_turn(key)
             measured[key].clear()
@@ -158,7 +158,8 @@ def lap_seconds(tasks: Sequence[Callable[[], object]], *, clock: Clock = "wall")
 
 
 @contextmanager
-def _no_garbage_collection() -> Iterator[None]:
+def no_garbage_collection() -> Iterator[None]:
+    """Leaves Python's cycles uncollected for a while."""
     gc.collect()
     gc.disable()
     try:

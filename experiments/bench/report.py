@@ -37,9 +37,12 @@ class Report:
     @property
     def conditions(self) -> str:
         """Threads, clock, processor and SIMD level, which every table and picture names."""
-        threads = self.settings.threads
+        return self.conditions_with(self.settings.threads, self.settings.clock)
+
+    def conditions_with(self, threads: int, clock: str) -> str:
+        """The same for a part that sets threads and clock itself."""
         return (
-            f"{threads} thread{'s' if threads > 1 else ''}, {self.settings.clock} time, "
+            f"{threads} thread{'s' if threads > 1 else ''}, {clock} time, "
             f"{self.machine['processor']}, torch on {self.machine['simd']}, "
             f"our kernels {self.machine['kernels']}"
         )

@@ -174,9 +174,9 @@ def bags_table(results: list[BagsResult], report: Report, console: Console) -> G
     ]
     first = results[0]
     network = "with a small network" if first.has_network else "without a network"
-    threads = f"{first.threads} thread{'s' if first.threads > 1 else ''}"
-    title = f"a whole training step: {first.shape}, {network}, {threads}"
-    return _tables(title, columns, rows, report, console)
+    title = f"a whole training step: {first.shape}, {network}"
+    conditions = report.conditions_with(first.threads, first.clock)
+    return _tables(title, columns, rows, report, console, conditions)
 
 
 def _absent_rows(report: Report) -> list[list[str]]:
@@ -184,7 +184,12 @@ def _absent_rows(report: Report) -> list[list[str]]:
 
 
 def _tables(
-    title: str, columns: list[str], rows: list[list[str]], report: Report, console: Console
+    title: str,
+    columns: list[str],
+    rows: list[list[str]],
+    report: Report,
+    console: Console,
+    conditions: str | None = None,
 ) -> Group:
     """Title, tables no wider than the console, and the conditions."""
     unbounded = console.options.update(max_width=10_000)
@@ -200,7 +205,8 @@ def _tables(
             table, stop = wider, stop + 1
         tables.append(table)
         start = stop
-    return Group(Text(title, style="bold"), *tables, Text(report.conditions, style="dim"), "")
+    shown = Text(conditions or report.conditions, style="dim")
+    return Group(Text(title, style="bold"), *tables, shown, "")
 
 
 def _table(chosen: Sequence[int], columns: list[str], rows: list[list[str]]) -> Table:

@@ -195,7 +195,8 @@ def test_whole_steps_of_bags_are_timed_with_and_without_a_network_on_one_thread_
     for results in report.bags:
         assert [it.method for it in results] == ["sparse", "armed", "bags", "bags-plain"]
         assert results[0].ratios == {"sparse": 1.0}
-    assert "bags of 3, with a small network, 2 threads" in printed
+    assert "bags of 3, with a small network\n" in printed
+    assert "2 threads, wall time" in printed
 
 
 def test_extra_memory_is_that_of_the_task():
