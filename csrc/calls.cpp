@@ -159,8 +159,8 @@ bool may_be_bounded(const Call& call) {
 
 constexpr float kUnknown = -1.0f;
 
-// Finds the largest magnitude of the lookups of all tables, in one pass.
-void find_largest(Lookups& l, int64_t elements_for_threads, int32_t threads) {
+// The largest magnitude of a matrix of outputs' gradients.
+float largest_of_outputs(const Lookups& l, int64_t elements_for_threads, int32_t threads) {
   std::atomic<uint32_t> largest{0};  // the bits, which ascend as magnitudes do
   const int64_t parts = l.outputs * l.columns < elements_for_threads ? 1 : std::max(1, threads);
   for_parts(parts, [&](int64_t part) {
@@ -171,13 +171,43 @@ void find_largest(Lookups& l, int64_t elements_for_threads, int32_t threads) {
       const int64_t begin = i * l.stride;
       own.take(largest_of<kFloat32>(l.values, {begin, begin + together * l.columns}));
     }
-    uint32_t before = largest, found = own.bits();
+    uint32_t before = largest;
+    const uint32_t found = own.bits();
     while (before < found && !largest.compare_exchange_weak(before, found)) {
     }
   });
   const uint32_t bits = largest;
-  std::memcpy(&l.largest, &bits, sizeof(bits));
-  if (l.weights) l.largest *= largest_of<kFloat32>(l.weights, {0, l.count}).value();
+  float x;
+  std::memcpy(&x, &bits, sizeof(x));
+  return x;
+}
+
+// Whether the gradients of other outputs lie to the right of these in one matrix.
+bool are_beside(const Lookups& l, const Lookups& others) {
+  return others.values == static_cast<const float*>(l.values) + l.columns &&
+         others.outputs == l.outputs && others.stride == l.stride &&
+         l.columns + others.columns <= l.stride;
+}
+
+// Finds the largest magnitudes of the lookups that have none: of several tables at once, if the
+// gradients of their outputs are columns of one matrix.
+void find_largest(const Calls& calls) {
+  auto is_new = [&](int64_t i) {
+    return may_be_bounded(calls.call[i]) && calls.call[i].lookups->largest == kUnknown;
+  };
+  for (int64_t i = 0; i < calls.count; ++i) {
+    if (!is_new(i)) continue;
+    Lookups all = *calls.call[i].lookups;
+    int64_t end = i + 1;
+    for (; end < calls.count && is_new(end) && are_beside(all, *calls.call[end].lookups); ++end)
+      all.columns += calls.call[end].lookups->columns;
+    const float largest = largest_of_outputs(all, calls.elements_for_threads, calls.threads);
+    for (int64_t j = i; j < end; ++j) {
+      Lookups& l = *calls.call[j].lookups;
+      l.largest = largest;
+      if (l.weights) l.largest *= largest_of<kFloat32>(l.weights, {0, l.count}).value();
+    }
+  }
 }
 
 // Whether the gradient of no row is refused, whichever rows were looked up.
@@ -297,12 +327,12 @@ extern "C" int64_t sketchoptim_check_ids(const Calls* calls) {
     else if (!ascend || call.lookups)
       call.step->finding = kIsUnordered;
   });
+  for (int64_t i = 0; i < calls->count; ++i)
+    if (calls->call[i].step->finding == kIsOutside) return -(i + 1);
+  find_largest(*calls);
   Memory needed(kNowhere);
   for (int64_t i = 0; i < calls->count; ++i) {
     const Call& call = calls->call[i];
-    if (call.step->finding == kIsOutside) return -(i + 1);
-    if (may_be_bounded(call) && call.lookups->largest == kUnknown)
-      find_largest(*call.lookups, calls->elements_for_threads, calls->threads);
     call.step->is_inspected = call.is_checked && !is_bounded(call);
     if (call.step->finding == kIsUnordered && !is_grouped_late(call))
       needed.take<int64_t>(words_of_room(call));

@@ -4,6 +4,7 @@
 // first, from a list of mean squares. A sketch by element has independent columns, so threads take
 // columns where rows have to be in order, and rows everywhere else. Either way each number is
 // computed by one thread in one order, and the number of threads changes no bit.
+#include <algorithm>
 #include <cstring>
 
 #include "by_row.h"
@@ -95,6 +96,8 @@ void step_in_pieces(const Step& s) {
   workspace.take_buffers(s);
   float* row_values = workspace.take_row_values(s);
   void* counters = workspace.take_counters(s);
+  // Shares that inspect() has found are found again, with the mean squares.
+  if (s.columns) std::fill_n(s.column_shares, s.dim, 0);
   const int64_t size = rows_of_piece(s);
   auto for_pieces = [&](auto visit) {
     Step piece = s;
