@@ -46,6 +46,7 @@ class Method:
             all others are the library's.
         memory: A preset or a memory for the tables; "exact" where the optimizer is not the
             library's.
+        memories: Other memories for tables whose names begin so.
         options: Further arguments of the tables' optimizer, such as `betas`. "sgd" has
             `momentum=0.9` unless it is given here.
         weights: The dtype of the tables.
@@ -63,6 +64,7 @@ class Method:
     title: str = ""
     optimizer: OptimizerName = "adam"
     memory: so.Memory | str = "lean"
+    memories: Mapping[str, so.Memory | str] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
     weights: Weights = "float32"
     batch: int = 0
@@ -82,9 +84,12 @@ class Method:
         if self.batch < 0:
             raise ValueError(f"batch must be >= 0, got {self.batch}")
         object.__setattr__(self, "memory", so.Memory.of(self.memory))
+        memories = {name: so.Memory.of(memory) for name, memory in self.memories.items()}
+        object.__setattr__(self, "memories", memories)
         try:
-            group = {"params": [("table", torch.zeros(1, 1))]}
-            build_optimizer(self.optimizer, [group], memory=self.memory, **self.options)
+            for memory in (self.memory, *memories.values()):
+                group = {"params": [("table", torch.zeros(1, 1))], "memory": memory}
+                build_optimizer(self.optimizer, [group], **self.options)
         except TypeError as error:
             raise ValueError(f"options of method {self.name!r}: {error}") from None
 
@@ -103,14 +108,22 @@ class Method:
         found, preset = names[choice]
         return cls(name=choice, optimizer=found, memory=preset)  # type: ignore[arg-type]
 
+    def memory_of(self, table: str) -> so.Memory:
+        """The memory of a table, by its name."""
+        own = (memory for name, memory in self.memories.items() if table.startswith(name))
+        return so.Memory.of(next(own, self.memory))
+
     def to_dict(self) -> dict[str, Any]:
         """The same in dicts, numbers and strings."""
         assert isinstance(self.memory, so.Memory)  # the constructor looked it up
+        memories = {name: so.Memory.of(memory).to_dict() for name, memory in self.memories.items()}
         return {
             "name": self.name,
             "title": self.title,
             "optimizer": self.optimizer,
             "memory": self.memory.to_dict(),
+            # Only if there are any: a run of an earlier version is continued by its description.
+            **({"memories": memories} if memories else {}),
             "options": dict(self.options),
             "weights": self.weights,
             "batch": self.batch,
@@ -139,16 +152,21 @@ def build_optimizer(
     memory: so.Memory | str = "exact",
     **options: Any,
 ) -> torch.optim.Optimizer:
-    """The optimizer of that name over parameter groups, all in `memory`, also with dense gradients.
+    """The optimizer of that name over parameter groups, in `memory` unless a group has its own.
+
+    Dense gradients are compressed too.
 
     Raises:
         ValueError: It is not one of the library's and `memory` is not "exact".
     """
     options = {**_OPTIONS.get(name, {}), **options}
+    groups = [{"memory": memory, **group} for group in groups]
     if name in _OURS:
-        return _OURS[name]([{**group, "memory": memory} for group in groups], **options)
-    if so.Memory.of(memory) != PRESETS["exact"]:
-        raise ValueError(
-            f'memory must be "exact" with optimizer "{name}", which is not ours, got {memory!r}'
-        )
+        return _OURS[name](groups, **options)
+    for group in groups:
+        kept = group.pop("memory")
+        if so.Memory.of(kept) != PRESETS["exact"]:
+            raise ValueError(
+                f'memory must be "exact" with optimizer "{name}", which is not ours, got {kept!r}'
+            )
     return _OTHERS[name](groups, **options)

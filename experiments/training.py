@@ -295,10 +295,14 @@ def build_optimizers(model: Model, settings: TrainSettings) -> list[Optimizer]:
             return []
         return [build_optimizer(name, [{"params": list(parameters.items()), "lr": lr}], **options)]
 
-    tables = model.named_tables()
-    optimizers = built(
-        method.optimizer, tables, settings.table_lr, memory=method.memory, **method.options
-    )
+    groups: dict[so.Memory, list[tuple[str, nn.Parameter]]] = {}
+    for it in model.named_tables().items():
+        groups.setdefault(method.memory_of(it[0]), []).append(it)
+    tables = [
+        {"params": named, "lr": settings.table_lr, "memory": memory}
+        for memory, named in groups.items()
+    ]
+    optimizers = [build_optimizer(method.optimizer, tables, **method.options)]
     name = method.body_optimizer or settings.body_optimizer
     body, lr, memory = model.named_body(), settings.body_lr, method.body_memory
     if name != "muon":

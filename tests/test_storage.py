@@ -240,7 +240,7 @@ def test_a_storage_cannot_be_changed(thing, field):
 PAPER = Sketched(granularity="element", ratio=0.2, depth=3, decay="paper")
 EIGHTH = Sketched(granularity="row", ratio=1 / 8, depth=3, decay="linear", conservative=True)
 EXPECTED_PRESETS = {
-    "lean": Memory(first=None, second=dataclasses.replace(EIGHTH, array_below=4096)),
+    "lean": Memory(first=None, second=dataclasses.replace(EIGHTH, columns=True, array_below=4096)),
     "lean-0.1": Memory(first=None, second=EIGHTH),
     "exact": Memory(first=so.Exact(), second=so.Exact()),
     "8-bit": Memory(first=so.Quantized(), second=so.Quantized()),

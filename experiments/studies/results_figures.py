@@ -44,8 +44,8 @@ LOOKS = {
     "row-wise": Look("row-wise", "#ee6677", "v"),
     "counters-1": Look("1 counter a row", "#aa3377", "X"),
     "paper": Look("the paper's CS-V, NMF-V, V-only", "#228833", "P"),
-    "lean": Look("lean without columns", "#999999", "*"),
-    "columns": Look("lean, the default", "black", "*"),
+    "lean-0.1": Look("lean without columns", "#999999", "*"),
+    "lean": Look("lean, the default", "black", "*"),
 }
 _SAME = {"adamw": "exact", "cs-v": "paper", "nmf-v": "paper", "v-only": "paper"}
 
@@ -95,9 +95,9 @@ SMALL = (
     ("recbole", "BPR, ml-100k", 0.003),
 )
 _NAMES = {  # methods of the study of defaults
-    "lean": "lean",
+    "lean-0.1": "lean",
     "row-wise": "row-wise",
-    "columns": "1/8 columns and row-wise below 4096",
+    "lean": "1/8 columns and row-wise below 4096",
 }
 
 
@@ -183,7 +183,7 @@ def _draw_panel(axes: Axes, panel: Panel) -> set[str]:
         size = 15 if look.marker == "*" else 8
         axes.errorbar(
             [it.state_bytes], [mean], [deviation], capsize=3, fmt=look.marker, markersize=size,
-            color=look.color, zorder=3 if it.method == "columns" else 2,
+            color=look.color, zorder=3 if it.method == "lean" else 2,
         )  # fmt: skip
     axes.set(xscale="log", xlabel="bytes of state of the tables", ylabel=f"test {panel.label}")
     axes.set_title(panel.title, fontsize=11, loc="left")

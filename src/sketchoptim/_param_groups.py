@@ -106,8 +106,8 @@ def param_groups(
     >>> model = nn.Sequential(nn.Embedding(50_000, 64), nn.Linear(64, 64))
     >>> optimizer = so.AdamW(so.param_groups(model), lr=1e-3)
     >>> print(so.param_groups(model))
-    1 table, 3,200,000 of 3,204,160 weights: 25.1 KB of state instead of Adam's 25.6 MB
-      0.weight  50,000 x 64  v by row, ratio 0.125
+    1 table, 3,200,000 of 3,204,160 weights: 25.35 KB of state instead of Adam's 25.6 MB
+      0.weight  50,000 x 64  v by row x column, ratio 0.125
     2 other parameters: 33.28 KB of state
     """
     _check_table_options(table_options)

@@ -184,7 +184,8 @@ class Sketched(Storage):
             column, ``[dim]`` in float32. The factor is the decayed mean over rows of
             ``g_ij^2 / mean_j(g_ij^2)``, in which every row weighs alike, divided by its own mean;
             the sketch keeps the mean over a row of g_ij^2 over these factors
-            (`moments/_columns.py` has the formulas). For tables whose columns differ in size.
+            (`moments/_columns.py` has the formulas). For tables whose columns differ in size, such
+            as tied heads.
         array_below: By row only: tables with fewer rows than this keep a number for each row, as
             `RowWise` does, and no counters. There a step touches most rows, nearly every counter
             holds the largest number of the table, and there is little to save.
@@ -466,7 +467,7 @@ def _check_options(name: str, kind: type, plain: Any) -> None:
 FEW_ROWS = 4096
 # The default of version 0.1.
 _LEAN_0_1 = Sketched(granularity="row", ratio=1 / 8, depth=3, decay="linear", conservative=True)
-_LEAN = dataclasses.replace(_LEAN_0_1, array_below=FEW_ROWS)
+_LEAN = dataclasses.replace(_LEAN_0_1, columns=True, array_below=FEW_ROWS)
 _PAPER = Sketched(granularity="element", ratio=0.2, depth=3, decay="paper")
 
 PRESETS = {

@@ -69,6 +69,19 @@ def test_state_is_counted_for_tables_and_for_everything(corpus):
     assert lean.state_bytes == lean.table_state_bytes + 2 * 4 * body_elements
 
 
+def test_a_method_may_have_another_memory_for_some_tables():
+    method = Method(name="mixed", memory="lean", memories={"softmax.": "row-wise"})
+    model = LanguageModel(30, MODEL)
+    tables, _ = build_optimizers(model, settings(method=method))
+    found = {name: it["memory"] for it in tables.param_groups for name in it["param_names"]}
+    assert found.keys() == model.named_tables().keys()
+    for name, memory in found.items():
+        preset = "row-wise" if name.startswith("softmax.") else "lean"
+        assert memory == PRESETS[preset], name
+    with pytest.raises(ValueError, match='memory must be "exact" with optimizer "sparse-adam"'):
+        Method(name="mixed", optimizer="sparse-adam", memory="exact", memories={"a": "lean"})
+
+
 def test_sparse_adam_is_torchs_and_trains_as_ours_does_with_exact_moments(corpus):
     tables, _ = build_optimizers(LanguageModel(30, MODEL), settings(method="sparse-adam"))
     assert type(tables) is torch.optim.SparseAdam

@@ -75,6 +75,38 @@ def test_a_checkpoint_from_before_an_option_was_added_is_loaded():
     assert differences(run.bits(), before) == []
 
 
+def of_version_0_1() -> tuple[Run, dict[str, Any]]:
+    """A run under the default of version 0.1, and its checkpoint as that version wrote it."""
+    run = Run.start(PRESET_PLANS["lean-0.1"]).train(batches(SAVED_AFTER))
+    (saved,) = reloaded(run.optimizer.state_dict())
+    for group in saved["param_groups"]:
+        group["compress_dense"] = group.pop("compress") == "all"
+        if group["memory"]["second"] is not None:
+            del group["memory"]["second"]["columns"], group["memory"]["second"]["array_below"]
+    for digested in (saved, *saved["state"].values()):
+        del digested["digest"]
+    return run, saved
+
+
+def test_a_checkpoint_of_the_first_default_is_loaded_into_the_preset_of_its_name():
+    run, saved = of_version_0_1()
+    resumed = Run.start(PRESET_PLANS["lean-0.1"])
+    resumed.model.load_state_dict(run.model.state_dict())
+    resumed.optimizer.load_state_dict(saved)
+    more = batches(3, seed=2)
+    assert differences(resumed.train(more).bits(), run.train(more).bits()) == []
+
+
+def test_a_checkpoint_of_the_first_default_is_refused_by_todays_and_names_the_preset():
+    _, saved = of_version_0_1()
+    run = Run.start(PRESET_PLANS["lean"]).train(batches(2))
+    before = run.bits()
+    remedy = r"second.columns is True here and False in.*memory, memory=\"lean-0.1\", to load it"
+    with pytest.raises(ValueError, match=remedy):
+        run.optimizer.load_state_dict(saved)
+    assert differences(run.bits(), before) == []
+
+
 @tiny_runs.each(PRESET_PLANS)
 def test_loaded_state_shares_no_memory_with_the_dict_or_another_optimizer(plan):
     source = Run.start(plan).train(batches(SAVED_AFTER))

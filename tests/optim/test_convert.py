@@ -140,9 +140,9 @@ def test_a_sketch_without_collisions_holds_the_exact_moments(case, storage):
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-9)
 
 
-def test_lean_takes_the_mean_over_a_row_and_is_never_below_it():
+def test_a_sketch_by_row_takes_the_mean_over_a_row_and_is_never_below_it():
     _, theirs, named = started(torch.optim.SparseAdam, {}, sparse=True)
-    ours = so.from_torch(theirs)
+    ours = so.from_torch(theirs, "lean-0.1")
     back = so.to_torch(ours, torch.optim.SparseAdam)
     for parameter in named.values():
         truth = theirs.state[parameter]["exp_avg_sq"].mean(1)

@@ -76,9 +76,9 @@ def test_the_printed_plan_explains_every_parameter():
     shapes = [("words", (5000, 8)), ("users", (50, 8)), ("bias", (8,))]
     lines = str(so.plan(shapes, "3KB")).splitlines()
     words, users, bias, total = lines[1:5]
-    assert "v by row, 3 x " in words
+    assert "v by row x column, 3 x " in words
     assert "rows a bucket" in words
-    assert "one a row" in users
+    assert "one a row x one a column" in users
     assert "no collisions, decays when touched" in users
     assert "dense gradients" in bias
     assert "of 3,000 allowed" in total

@@ -22,7 +22,7 @@ _SKETCH = re.compile(
 def memory(method: str, rows: int) -> so.Memory:
     """The memory of a table of `rows` rows under a method.
 
-    "adam", "lean" (the default before this study), "row-wise", "no-first" (exact second moments),
+    "adam", "lean" (the default of version 0.1), "row-wise", "no-first" (exact second moments),
     or the number of counters over the number of rows: "1/8", "1/8 at least 4096". "row-wise" and
     counters also with "columns"; counters then also with " and row-wise below 4096", which is for
     tables of fewer rows.

@@ -10,7 +10,7 @@ import logging
 import tempfile
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 import torch
@@ -29,8 +29,17 @@ def _restore_names_of_numpy_1() -> None:
             setattr(numpy, old, getattr(numpy, new))
 
 
-def recbole_bpr(method: str, rates: Rates, seed: int, *, epochs: int = 20) -> Result:
-    """The best NDCG@10 on validation data of RecBole's BPR, with its trainer, on ml-100k."""
+class BprResult(NamedTuple):
+    """What RecBole measures of one run, by the names of its metrics."""
+
+    best_valid: dict[str, float]
+    test: dict[str, float]
+    """Of the weights that were best on validation data."""
+    state_bytes: int
+
+
+def train_bpr(method: str, rates: Rates, seed: int, settings: dict[str, Any]) -> BprResult:
+    """RecBole's BPR on its ml-100k, with its trainer; `settings` replace RecBole's own."""
     _restore_names_of_numpy_1()
     package = importlib.import_module("recbole")
     config_of: Any = importlib.import_module("recbole.config").Config
@@ -45,31 +54,44 @@ def recbole_bpr(method: str, rates: Rates, seed: int, *, epochs: int = 20) -> Re
             config_dict={
                 "data_path": str(path),
                 "checkpoint_dir": folder,
-                "epochs": epochs,
                 "seed": seed,
                 "reproducibility": False,
                 "use_gpu": False,
                 "show_progress": False,
                 "state": "ERROR",
-                "train_batch_size": 2048,
                 "eval_batch_size": 1 << 20,
-                "topk": [10],
-                "metrics": ["NDCG"],
-                "valid_metric": "NDCG@10",
-                "stopping_step": 0,
-                "eval_step": 5,
+                **settings,
             },
         )
         logging.getLogger().setLevel(logging.ERROR)
         tools.init_seed(seed, False)
-        train, valid, _ = data.data_preparation(config, data.create_dataset(config))
+        train, valid, test = data.data_preparation(config, data.create_dataset(config))
         tools.init_seed(seed, False)
         model = tools.get_model("BPR")(config, train._dataset)
         trainer = tools.get_trainer(config["MODEL_TYPE"], "BPR")(config, model)
         tables = [name for name, _ in model.named_parameters()]
         trainer.optimizer = build(model, method, rates, tables=tables)
-        best, _ = trainer.fit(train, valid, saved=False, show_progress=False, verbose=False)
-    return Result(float(best), state_bytes(trainer.optimizer, tables))
+        _, best = trainer.fit(train, valid, show_progress=False, verbose=False)
+        # RecBole's own way of loading does not work with torch's default for `weights_only`.
+        saved = torch.load(trainer.saved_model_file, weights_only=False)
+        model.load_state_dict(saved["state_dict"])
+        found = trainer.evaluate(test, load_best_model=False, show_progress=False)
+    return BprResult(dict(best), dict(found), state_bytes(trainer.optimizer, tables))
+
+
+def recbole_bpr(method: str, rates: Rates, seed: int, *, epochs: int = 20) -> Result:
+    """The best NDCG@10 on validation data after some epochs, evaluated at every fifth."""
+    settings = {
+        "epochs": epochs,
+        "train_batch_size": 2048,
+        "topk": [10],
+        "metrics": ["NDCG"],
+        "valid_metric": "NDCG@10",
+        "stopping_step": 0,
+        "eval_step": 5,
+    }
+    found = train_bpr(method, rates, seed, settings)
+    return Result(found.best_valid["ndcg@10"], found.state_bytes)
 
 
 # -- PyTorch Geometric: Node2Vec -------------------------------------------------------------------

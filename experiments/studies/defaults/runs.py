@@ -98,7 +98,7 @@ class Grid:
             "value": result.value,
             "state_bytes": result.state_bytes,
             "cpu_seconds": round(time.process_time() - began, 1),
-            "commit": _commit(),
+            "commit": commit(),
             "torch": torch.__version__,
             "command": "python -m experiments.studies.defaults " + " ".join(sys.argv[1:]),
         }
@@ -125,6 +125,7 @@ class Grid:
 
 
 @cache
-def _commit() -> str:
+def commit() -> str:
+    """The commit that is checked out."""
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

@@ -124,7 +124,7 @@ def diagnose(subject: Optimizer | Tensor, *, since: Diagnosis | None = None) -> 
     >>> for found in diagnose(optimizer).findings:
     ...     print(found.quantity, found.kept, found.load)
     gradient 79,200 bytes None
-    second by row, 3 x 416 0.7211538461538461
+    second by row x column, 3 x 416 0.7211538461538461
     """
     if isinstance(subject, Tensor):
         found = [Finding(parameter="tensor", quantity="tensor", power_law=power_law(subject))]

@@ -11,7 +11,7 @@ from .._names import keyed_parameters
 from .._validation import check_keys, is_dtensor
 from .._warning import warn
 from ..moments import Part, Table
-from ..storage import Memory
+from ..storage import PRESETS, Memory
 from . import _digests, _shards, _state
 from ._algorithm import EXACT, Algorithm, Group
 from ._checks import TORCH_FLAGS
@@ -103,6 +103,9 @@ def _checked_groups(optimizer: Algorithm, saved_groups: Any) -> list[Group]:
     for number, (group, saved) in enumerate(zip(optimizer.param_groups, saved_groups, strict=True)):
         where = f"group {number}"
         check_keys(f"{where} of the checkpoint", saved, required=("params",), optional=None)
+        if "compress_dense" in saved:  # as version 0.1 had it
+            saved = {**saved, "compress": "all" if saved["compress_dense"] else "sparse"}
+            del saved["compress_dense"]
         _check_options(where, optimizer.option_names(), set(saved))
         if len(saved["params"]) != len(group["params"]):
             raise ValueError(
@@ -142,9 +145,12 @@ def _check_memory(where: str, group: Group, saved: Group) -> None:
         for key, (here, there) in differences(ours, theirs).items()
     ]
     if found:
+        preset = next(
+            (f', memory="{it}",' for it, kept in PRESETS.items() if kept == saved["memory"]), ""
+        )
         raise ValueError(
             f"the memory of {where} differs from the checkpoint's: {'; '.join(found)}. "
-            "Build the optimizer with the checkpoint's memory to load it"
+            f"Build the optimizer with the checkpoint's memory{preset} to load it"
         )
 
 

@@ -68,6 +68,7 @@ class Offer:
                 granularity=self.granularity,
                 conservative=True,
                 fold_when=self.fold_when,
+                columns=self.granularity == "row",
             )
             for width in sorted(widths)
         ]
@@ -79,7 +80,7 @@ class Offer:
 
     def array(self) -> Storage:
         """Storage without collisions, in the granularity of the sketches."""
-        return RowWise() if self.granularity == "row" else Exact()
+        return RowWise(columns=True) if self.granularity == "row" else Exact()
 
     def moment_bytes(self, parameter: ParameterShape, memory: Memory) -> dict[str, int]:
         """The bytes of each moment on a rank, as its storage declares them."""

@@ -97,7 +97,7 @@ def plan(
     >>> plan(shapes, 100)
     Traceback (most recent call last):
     ...
-    ValueError: budget must be at least 704 bytes for these shapes, got 100
+    ValueError: budget must be at least 2,752 bytes for these shapes, got 100
     """
     example = _example_optimizer(model_or_shapes, optimizer)
     parameters = parameter_shapes(model_or_shapes, tables)
