@@ -73,11 +73,13 @@ $(TRITON)/.up-to-date: constraints.txt | setup
 	@touch $@
 
 # Libraries that build optimizers themselves, beside the library in an environment of their own.
-# RecBole pins releases of ray and colorama that it does not need here, hence no dependencies.
+# RecBole pins releases of ray and colorama that it does not need here, and axolotl needs packages for
+# GPUs, hence no dependencies.
 CLIENTS := build/clients
 CLIENT_PACKAGES := pykeen timm torch_geometric torchvision pytest scikit-learn thop texttable colorlog \
 	colorama "jsonargparse[signatures]" lightning omegaconf datasets tokenizers tiktoken sentencepiece \
-	blobfile kagglehub safetensors tensorboard psutil tabulate plotly hypothesis scikit-build-core
+	blobfile kagglehub safetensors tensorboard psutil tabulate plotly hypothesis scikit-build-core \
+	transformers accelerate peft addict
 
 test-clients: $(CLIENTS)/.up-to-date
 	$(CLIENTS)/bin/python -m pytest tests/clients/test_packages.py
@@ -85,7 +87,8 @@ test-clients: $(CLIENTS)/.up-to-date
 $(CLIENTS)/.up-to-date: pyproject.toml Makefile
 	$(PYTHON) -m venv $(CLIENTS)
 	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt . $(CLIENT_PACKAGES)
-	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps recbole==1.2.1 torchtune==0.6.1 torchao==0.9.0
+	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps recbole==1.2.1 torchtune==0.6.1 \
+	  torchao==0.9.0 axolotl==0.19.0
 	@touch $@
 
 demo: setup

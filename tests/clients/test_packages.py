@@ -245,3 +245,45 @@ def test_torchtune_builds_the_class_from_its_configuration():
     optimizer = instantiate(configuration, nn.Embedding(2000, 4).parameters())
     assert type(optimizer) is so.AdamW
     assert optimizer.param_groups[0]["compress"] == "tables"
+
+
+# -- axolotl ---------------------------------------------------------------------------------------
+
+
+def test_a_plugin_gives_the_trainer_of_axolotl_its_optimizer(tmp_path, monkeypatch):
+    """The class of the page; the trainer's own part is loaded from its file, without its siblings,
+    which need packages for GPUs."""
+    integrations = imported("axolotl.integrations.base")
+    transformers = imported("transformers")
+    page = Path(__file__).parents[2] / "docs/howto/clients.md"
+    (plugin,) = [it for it in page.read_text("utf-8").split("```") if "(BasePlugin)" in it]
+    (tmp_path / "my_plugin.py").write_text(plugin, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    mixin = Path(integrations.__file__).parents[1] / "core/trainers/mixins/optimizer.py"
+    spec = importlib.util.spec_from_file_location("axolotl_optimizer", mixin)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    shape = {"n_positions": 8, "n_embd": 16, "n_layer": 1, "n_head": 2}
+    config = transformers.GPT2Config(vocab_size=2000, bos_token_id=0, eos_token_id=0, **shape)
+    model = transformers.GPT2LMHeadModel(config)
+    fixed = {"loraplus_lr_ratio": None, "embedding_lr_scale": None, "embedding_lr": None}
+    arguments = transformers.TrainingArguments(
+        str(tmp_path), max_steps=3, use_cpu=True, report_to=[], save_strategy="no"
+    )
+    for name, value in {**fixed, "lr_groups": None}.items():  # options that axolotl adds
+        setattr(arguments, name, value)
+    examples = [{"input_ids": [i] * 8, "labels": [i] * 8} for i in range(24)]
+    trainer = module.OptimizerMixin(model=model, args=arguments, train_dataset=examples)
+    manager = integrations.PluginManager.get_instance()
+    manager.register("my_plugin.Sketchoptim")
+    options = importlib.import_module("axolotl.utils.dict").DictDefault(learning_rate=0.01)
+    manager.post_trainer_create(options, trainer)
+    before = model.transformer.wte.weight.detach().clone()
+    trainer.train()
+    optimizer = trainer.create_optimizer()
+    assert type(getattr(optimizer, "optimizer", optimizer)) is so.AdamW
+    assert not torch.equal(model.transformer.wte.weight, before)
+    assert [2000, 16] in compressed_shapes(getattr(optimizer, "optimizer", optimizer))

@@ -1,9 +1,12 @@
 """A program: steps under ever more memory, until one has enough; each is done or not begun.
 
-Prints how many steps were refused, and the first error that was wrong.
+The arguments are a memory, and "reference" or "kernels". Prints whether steps were refused, or what
+a step changed that raised.
 """
 
+import contextlib
 import resource
+import sys
 import warnings
 
 import torch
@@ -13,7 +16,7 @@ from torch import Tensor, nn
 import sketchoptim as so
 
 ROWS, DIM, TOUCHED, TOKENS = 20_000, 64, 30_000, 1_000
-STEP_BYTES, MOST_BYTES = 256 << 10, 256 << 20
+STEP_BYTES, MOST_BYTES = 512 << 10, 256 << 20
 
 
 def taken() -> int:
@@ -22,11 +25,11 @@ def taken() -> int:
         return int(file.read().split()[0]) * resource.getpagesize()
 
 
-def main() -> None:
+def main(memory: str, kind: str) -> None:
     generator = torch.Generator().manual_seed(0)
     table, bias = nn.Parameter(torch.ones(ROWS, DIM)), nn.Parameter(torch.ones(300, 300))
     head, hidden = nn.Parameter(torch.ones(ROWS, DIM)), torch.ones(TOKENS, DIM)
-    optimizer = so.Adam([{"params": [table, head], "memory": "lean"}, {"params": [bias]}], lr=0.1)
+    optimizer = so.Adam([{"params": [table, head], "memory": memory}, {"params": [bias]}], lr=0.1)
 
     def set_gradients() -> None:
         ids = torch.randint(ROWS, (TOUCHED,), generator=generator)
@@ -44,15 +47,19 @@ def main() -> None:
             *(it for it in states if isinstance(it, Tensor)),
         ]
 
+    def step() -> None:
+        with so.ops.reference_only() if kind == "reference" else contextlib.nullcontext():
+            optimizer.step()
+
     set_gradients()
-    optimizer.step()  # threads, and what is kept from step to step
+    step()  # threads, and what is kept from step to step
     set_gradients()
     before = [it.clone() for it in tensors()]
     refused = 0
     for extra in range(0, MOST_BYTES, STEP_BYTES):
         resource.setrlimit(resource.RLIMIT_AS, (taken() + extra, resource.RLIM_INFINITY))
         try:
-            optimizer.step()
+            step()
             break
         except (MemoryError, RuntimeError):
             refused += 1
@@ -67,4 +74,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    main()
+    main(*sys.argv[1:])

@@ -360,14 +360,19 @@ class _Prepared:
     def reserve_memory(self) -> None:
         """Raises if there is no memory for what steps allocate while they run.
 
-        What torch's functions need is freed again: what is there now will be there in a moment.
+        What the reference and torch's functions need is freed again: what is there now will be
+        there in a moment. They step one parameter after the other, so the largest need counts.
         """
         for step in self.steps:
             step.reserve_()
+        needs: dict[torch.device, int] = {}
+        for step in self.steps:
+            if type(step.prepared) is ops.ReferenceStep:
+                device = step.binding.local.device
+                needs[device] = max(needs.get(device, 0), step.prepared.working_bytes)
         for _, bindings in self.by_torch:
-            by_device: dict[torch.device, int] = {}
             for it in bindings:
-                size = by_device.get(it.local.device, 0)
-                by_device[it.local.device] = max(size, it.local.nbytes)
-            for device, size in by_device.items():
-                torch.empty(_TEMPORARIES * size, dtype=torch.uint8, device=device)
+                device = it.local.device
+                needs[device] = max(needs.get(device, 0), _TEMPORARIES * it.local.nbytes)
+        for device, size in needs.items():
+            torch.empty(size, dtype=torch.uint8, device=device)
