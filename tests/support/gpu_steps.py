@@ -24,9 +24,8 @@ IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 # The GPU whose PTX is executed instead.
 PTX_TARGET = os.environ.get("SKETCHOPTIM_PTX")
 IS_EXECUTED = IS_INTERPRETED or PTX_TARGET is not None
-# Numbers of a tile in the interpreter, which takes as long for a small one. Some launches have
-# several programs nevertheless.
-INTERPRETED_TILE = 1 << 11
+# Numbers of a tile in the interpreter, which takes as long for a small one.
+INTERPRETED_TILE = 1 << 14
 needs_execution = pytest.mark.skipif(
     not IS_EXECUTED, reason="needs TRITON_INTERPRET=1 or SKETCHOPTIM_PTX=sm_80"
 )

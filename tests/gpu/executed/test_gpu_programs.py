@@ -1,10 +1,15 @@
-"""What the log of the interpreter's programs finds."""
+"""Several programs in other orders have the same bits; what the log of their accesses finds."""
 
 import random
+from dataclasses import replace
+from unittest import mock
 
+import gpu_cases
+import gpu_steps
 import pytest
 import torch
-from gpu_steps import IS_INTERPRETED
+from gpu_steps import IS_INTERPRETED, stepping_by_gpu_kernels
+from gradients import sparse
 
 if not IS_INTERPRETED:
     pytest.skip("needs TRITON_INTERPRET=1", allow_module_level=True)
@@ -13,6 +18,7 @@ import gpu_programs
 import triton
 import triton.language as tl
 
+import sketchoptim as so
 from sketchoptim.ops._gpu_launches import Launch
 
 
@@ -65,3 +71,38 @@ def test_programs_do_not_run_in_their_order():
     assert (5, 4, 3, 2, 1, 0) in orders
     assert (0, 1, 2, 3, 4, 5) not in orders
     assert len(orders) > 1
+
+
+def trained(name: str, *, is_dense: bool, entries: int, tables: int) -> list[torch.Tensor]:
+    """Tables and their state after a step whose programs take eight rows or entries each."""
+    optimizer_name, memory = gpu_cases.MEMORIES[name]
+    generator = torch.Generator().manual_seed(0)
+    parameters = [torch.nn.Parameter(torch.ones(20, 3)) for _ in range(tables)]
+    for parameter in parameters:
+        parameter.grad = torch.randn(20, 3, generator=generator)
+        if not is_dense:
+            ids = torch.randint(20, (entries,), generator=generator)
+            values = torch.randn(entries, 3, generator=generator)
+            parameter.grad = sparse(ids, values, parameter.shape)
+    group = {"params": parameters, "memory": replace(memory, clip=10.0)}
+    options = {"momentum": 0.5} if optimizer_name == "SGD" else {}
+    with mock.patch.object(gpu_steps, "INTERPRETED_TILE", 32), stepping_by_gpu_kernels():
+        optimizer = getattr(so, optimizer_name)([group], lr=0.1, **options)
+        optimizer.step()
+        states = optimizer.state_dict()["state"].values()
+    kept = [it for state in states for it in state.values() if isinstance(it, torch.Tensor)]
+    return [*(parameter.detach() for parameter in parameters), *kept]
+
+
+@pytest.mark.parametrize("is_dense", [False, True], ids=["sparse", "dense"])
+@pytest.mark.parametrize("name", gpu_cases.MEMORIES)
+def test_programs_in_any_order_have_no_race_and_the_same_bits(name, is_dense):
+    found, again = (trained(name, is_dense=is_dense, entries=12, tables=1) for _ in range(2))
+    assert all(map(torch.equal, found, again))
+
+
+@pytest.mark.parametrize("tables", [1, 2])
+@pytest.mark.parametrize("name", ["lean-0.1", "columns", "8-bit"])
+def test_sums_in_pieces_have_no_race_and_the_same_bits_in_any_order(name, tables):
+    found, again = (trained(name, is_dense=False, entries=40, tables=tables) for _ in range(2))
+    assert all(map(torch.equal, found, again))
