@@ -28,14 +28,7 @@ SECTOR_BYTES = 32
 # An A100: 108 multiprocessors of four schedulers at 1.41 GHz, and 2.0 TB/s.
 INSTRUCTIONS_A_MICROSECOND = 108 * 4 * 1.41e3
 BYTES_A_MICROSECOND = 2.0e6
-LEAN = PRESETS["lean-0.1"]
-MEMORIES = {
-    "lean": LEAN,
-    "lean x columns": so.Memory(None, replace(LEAN.second, columns=True)),
-    "row-wise": PRESETS["row-wise"],
-    "8-bit": PRESETS["8-bit"],
-    "exact": PRESETS["exact"],
-}
+MEMORIES = ("lean", "lean-0.1", "row-wise", "8-bit", "exact")
 
 
 def tokens(case: Case) -> Tensor:
@@ -45,7 +38,7 @@ def tokens(case: Case) -> Tensor:
     return torch.multinomial(frequencies, case.entries, replacement=True, generator=generator)
 
 
-def counted(memory: so.Memory, case: Case, target: str) -> dict[str, Counts]:
+def counted(memory: str, case: Case, target: str) -> dict[str, Counts]:
     """What each kernel of one step executes."""
     found: dict[str, Counts] = {}
 
@@ -54,7 +47,7 @@ def counted(memory: so.Memory, case: Case, target: str) -> dict[str, Counts]:
 
     table = torch.nn.Parameter(torch.zeros(case.rows, case.dim))
     # A clip: else torch.optim's own function would take steps of exact moments.
-    optimizer = so.Adam([{"params": [table], "memory": replace(memory, clip=10.0)}])
+    optimizer = so.Adam([{"params": [table], "memory": replace(PRESETS[memory], clip=10.0)}])
     with stepping_by_gpu_kernels(), mock.patch.object(Launch, "run_", execute):
         values = torch.ones(case.entries, case.dim)
         table.grad = sparse(tokens(case), values, table.shape)
@@ -75,7 +68,7 @@ def main() -> None:
     """Prints a line for each kernel, and one for the step."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--target", default="sm_80", choices=["sm_80", "sm_90"])
-    parser.add_argument("--memory", nargs="+", default=list(MEMORIES), choices=list(MEMORIES))
+    parser.add_argument("--memory", nargs="+", default=MEMORIES, choices=MEMORIES)
     parser.add_argument("--dim", type=int, nargs="+", default=[16, 64, 256])
     options = parser.parse_args()
     print(f"{options.target}; MB by the model of bytes in brackets; us are of a model")
@@ -84,12 +77,12 @@ def main() -> None:
     for name in options.memory:
         for dim in options.dim:
             case = Case(dim=dim)
-            found = counted(MEMORIES[name], case, options.target)
+            found = counted(name, case, options.target)
             for kernel, counts in found.items():
                 print(line(name, dim, kernel, counts), flush=True)
             instructions = sum(it.instructions for it in found.values())
             moved = sum(it.sectors for it in found.values()) * SECTOR_BYTES
-            by_model = models(case)[name.removesuffix(" x columns")].moved_bytes
+            by_model = models(case)[name.removesuffix("-0.1")].moved_bytes
             print(
                 f"| {name} | {dim} | all | {instructions / 1e6:.2f} "
                 f"| {instructions / INSTRUCTIONS_A_MICROSECOND:.1f} "

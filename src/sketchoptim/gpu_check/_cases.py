@@ -16,13 +16,12 @@ from sketchoptim.ops import reference_only
 from ..storage import PRESETS
 from ._place import Place
 
-_LEAN = PRESETS["lean-0.1"].second
+_LEAN = PRESETS["lean"].second
 assert isinstance(_LEAN, so.Sketched)
-# All presets that have kernels, and two with factors for columns. "lean" is that of large tables.
+# Presets that have kernels. "lean" keeps a sketch here, not the array of its short tables.
 MEMORIES = {
-    **{name: it for name, it in PRESETS.items() if name not in ("rank-one", "lean-0.1")},
-    "lean": PRESETS["lean-0.1"],
-    "lean x columns": so.Memory(None, replace(_LEAN, columns=True)),
+    **{name: it for name, it in PRESETS.items() if name != "rank-one"},
+    "lean": so.Memory(None, replace(_LEAN, array_below=0)),
     "row-wise x columns": so.Memory(None, so.RowWise(columns=True)),
 }
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -313,7 +312,7 @@ def cases(place: Place) -> Iterator[tuple[str, Task]]:
     yield "CUDA graph, 4 replays", _graph
     yield "side stream", _side_stream
     yield "second device", _second_device
-    presets = ("lean", "lean x columns", "exact", "8-bit") if place.is_quick else tuple(MEMORIES)
+    presets = ("lean", "lean-0.1", "exact", "8-bit") if place.is_quick else tuple(MEMORIES)
     for preset in presets:
         for dtype in (float32, bfloat16) if place.is_quick else DTYPES:
             for is_dense in (False, True):
