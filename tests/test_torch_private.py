@@ -65,6 +65,12 @@ def test_a_head_multiplies_without_onednn_with_a_warning(monkeypatch):
         assert _torch_private.linear_by_onednn(torch.ones(2, 2), torch.ones(2, 2)) is None
 
 
+def test_products_in_half_precision_are_taken_to_be_fast_where_torch_does_not_tell(monkeypatch):
+    assert isinstance(_torch_private.multiplies_fast(torch.bfloat16), bool)
+    monkeypatch.setattr(torch.ops, "mkldnn", object())
+    assert _torch_private.multiplies_fast(torch.float16)
+
+
 @pytest.mark.parametrize(
     ("kind", "when"), [("state_dict", "pre"), ("state_dict", "post"), ("load_state_dict", "pre")]
 )

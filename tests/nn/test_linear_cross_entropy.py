@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import sketchoptim as so
 from sketchoptim import ops
-from sketchoptim.nn import _softmax_head, linear_cross_entropy
+from sketchoptim.nn import _linear_cross_entropy, _softmax_head, linear_cross_entropy
 from sketchoptim.ops import _logits
 
 TOKENS, CLASSES, DIM = 24, 230, 9
@@ -32,6 +32,7 @@ def small_blocks(monkeypatch):
     """Several blocks of classes and of tokens, the last ones shorter."""
     size = _softmax_head.BlockSize(classes=64, tokens=10)
     monkeypatch.setattr(_softmax_head, "_ON_CPU", size)
+    monkeypatch.setattr(_softmax_head, "_ON_CPU_IN_HALF", size)
     monkeypatch.setattr(_softmax_head, "_ON_DEVICE", size)
 
 
@@ -102,6 +103,21 @@ def test_leading_dimensions_are_those_of_the_target():
     assert torch.equal(folded, flat.view(2, 3, 4))
     one = linear_cross_entropy(hidden[0], weight, target[0])
     torch.testing.assert_close(one, flat[0])
+
+
+def test_a_cpu_without_bfloat16_multiplies_in_float32(monkeypatch):
+    monkeypatch.setattr(_linear_cross_entropy, "multiplies_fast", lambda dtype: False)
+    *ours, _, target = tensors(torch.bfloat16)
+    theirs = [it.detach().float().requires_grad_() for it in ours]
+    loss = linear_cross_entropy(*ours, target)
+    expected = plain_loss(*theirs, target)
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=0)
+    loss.backward()
+    expected.backward()
+    assert ours[0].grad.dtype == ours[1].grad.dtype == torch.bfloat16
+    assert_close(ours[0].grad, theirs[0].grad, TOLERANCE[torch.bfloat16])
+    block = next(ours[1].grad.chunks()).gradient
+    assert_close(block, theirs[1].grad[: len(block)], 1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

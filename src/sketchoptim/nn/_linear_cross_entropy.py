@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .._rows import arithmetic_dtype
-from .._torch_private import disable_dynamo
+from .._torch_private import disable_dynamo, multiplies_fast
 from .._validation import (
     PLAIN_TENSORS,
     check_choice,
@@ -48,8 +48,9 @@ def linear_cross_entropy(
     plain gradient, with one warning. The weight must not be modified before it is read.
 
     Sums and the loss are in float32 at least. Products have the dtype of autocast if it is on, else
-    the wider one of input and weight. The bias gets a plain gradient, for one more product.
-    Differentiating twice is refused. On a CPU, tokens that are ignored cost nothing.
+    the wider one of input and weight; float32 on a CPU without instructions for it. The bias gets
+    a plain gradient, for one more product. Differentiating twice is refused. On a CPU, tokens that
+    are ignored cost nothing.
 
     Args:
         input: Hidden states ``[..., dim]``.
@@ -105,6 +106,8 @@ def _losses(
 ) -> Tensor:
     """The losses ``[tokens]`` of targets that are all valid."""
     dtype = product_dtype(hidden, weight)
+    if hidden.is_cpu and dtype.itemsize == 2 and not multiplies_fast(dtype):
+        dtype = torch.float32  # each block of rows is converted
     # A copy: the model's bias may be stepped before the gradient of the weight is read.
     own_bias = None
     if bias is not None:
