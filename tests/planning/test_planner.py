@@ -415,8 +415,8 @@ def test_a_rank_holds_its_rows_of_arrays_and_the_whole_of_a_sketch():
     assert table.parameter_bytes == 250_001 * 64 * 4
     assert table.state_bytes == one.parameters[0].state_bytes
     assert table.sent_bytes == pytest.approx(2 * 3 / 4 * table.state_bytes, rel=0.001)
-    columns = 4 * 64
-    assert (small.state_bytes, small.sent_bytes) == (4 * 250 + columns, 1.5 * columns)
+    # Processes sum the shares of columns as integers of 8 bytes.
+    assert (small.state_bytes, small.sent_bytes) == (4 * 250 + 4 * 64, 1.5 * 8 * 64)
     assert small.exact_bytes == 2 * 4 * 250 * 64
     assert one.sent_bytes == 0
     assert "Bytes are those of one of 4 ranks" in str(four)

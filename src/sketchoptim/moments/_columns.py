@@ -68,7 +68,7 @@ class ColumnsMoment(Moment):
     @classmethod
     def declare(cls, storage: Any, name: Name, table: Table, fill: float) -> tuple[Part, ...]:
         plain = _without_columns(storage)
-        columns = Part("columns", (table.dim,), combine="sum", least=0.0)
+        columns = Part("columns", (table.dim,), combine="sum", reduced_dtype=torch.int64, least=0.0)
         return (*_class_of(plain).declare(plain, name, table, fill), columns)
 
     @classmethod

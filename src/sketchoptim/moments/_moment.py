@@ -80,6 +80,8 @@ class Part:
     """How a row finds its numbers: at its own index, at its buckets, or all rows share them."""
     combine: Literal["same", "max", "sum", "refused"] = "same"
     """How replicas that saw different rows become one; "same" where they cannot differ."""
+    reduced_dtype: torch.dtype | None = None
+    """Of what the replicas reduce in a step, if that is not the part itself."""
     is_on_host: bool = False
     """On the CPU whatever the parameter's device: it is read as a Python number."""
     initial: float | Tensor = 0.0

@@ -47,8 +47,11 @@ def rank_bytes(
 def _part_bytes(part: Part, table: Table, ranks: int) -> RankBytes:
     whole = part.nbytes(table.dtype)
     if part.sharding == "replicated":
-        is_reduced = part.combine != "same"
-        return RankBytes(whole, math.ceil(2 * (ranks - 1) * whole / ranks) if is_reduced else 0)
+        if part.combine == "same":
+            return RankBytes(whole, 0)
+        dtype = part.reduced_dtype or part.dtype or table.dtype
+        reduced = math.prod(part.shape) * dtype.itemsize
+        return RankBytes(whole, math.ceil(2 * (ranks - 1) * reduced / ranks))
     return RankBytes(whole // max(1, table.rows) * rows_of_rank(table.rows, ranks), 0)
 
 
