@@ -11,6 +11,10 @@
 
 #include "abi.h"
 
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
 // Functions that take a number of lanes are inlined, so that a constant kLanes is one load.
 #define ALWAYS __attribute__((always_inline))
 #define INLINE inline ALWAYS
@@ -44,10 +48,29 @@ INLINE Lanes root(Lanes x) {
   return y;
 }
 
-// Half-precision numbers, in integer arithmetic so that no level needs an instruction of its own.
-INLINE Lanes from_bfloat16(HalfLanes h) {
-  return lanes_of(__builtin_convertvector(h, WordLanes) << 16);
+INLINE WordLanes widened(HalfLanes h) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  return (WordLanes)_mm256_cvtepu16_epi32((__m128i)h);  // GCC makes five instructions of this one
+#else
+  return __builtin_convertvector(h, WordLanes);
+#endif
 }
+
+// Whether a lane of a comparison's result is all ones.
+INLINE bool is_any(WordLanes mask) {
+#if defined(__AVX512F__)
+  return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
+#elif defined(__AVX2__)
+  return !_mm256_testz_si256((__m256i)mask, (__m256i)mask);
+#else
+  uint32_t bits = 0;
+  for (int64_t i = 0; i < kLanes; ++i) bits |= mask[i];
+  return bits != 0;
+#endif
+}
+
+// Half-precision numbers, in integer arithmetic so that no level needs an instruction of its own.
+INLINE Lanes from_bfloat16(HalfLanes h) { return lanes_of(widened(h) << 16); }
 
 // All ones in the lanes where a > b; both are below 2^31, and signed numbers compare faster.
 INLINE WordLanes is_above(WordLanes a, uint32_t b) {
@@ -66,7 +89,7 @@ INLINE HalfLanes to_bfloat16(WordLanes bits, WordLanes up) {
 }
 
 INLINE Lanes from_float16(HalfLanes h) {
-  const WordLanes bits = __builtin_convertvector(h, WordLanes);
+  const WordLanes bits = widened(h);
   const WordLanes sign = (bits & 0x8000u) << 16, magnitude = (bits & 0x7fffu) << 13;
   // Shift the exponent's bias by multiplying: this is right for subnormals too.
   const Lanes normal = lanes_of(magnitude) * lanes_of(WordLanes{} + 0x77800000u);  // 2^112

@@ -33,6 +33,8 @@ INLINE HalfLanes to_half_by_chance(int32_t dtype, Lanes x, WordLanes noise) {
   const WordLanes bits = bits_of(x), magnitude = bits & 0x7fffffffu;
   const bool is_bfloat16 = dtype == kBFloat16;
   const WordLanes is_beyond = is_above(magnitude, is_bfloat16 ? 0x7f7f0000u : 0x477fe000u);
+  if (is_bfloat16 && !is_any(is_beyond))
+    return __builtin_convertvector((bits + noise) >> 16, HalfLanes);
   auto up = [&](int dropped) ALWAYS {
     return (nearest(bits, dropped) & is_beyond) | ((noise >> (16 - dropped)) & ~is_beyond);
   };
