@@ -27,7 +27,8 @@ class Run:
 
     def __init__(self, **options: object) -> None:
         self.table = torch.nn.Parameter(torch.ones(SHAPE))
-        self.optimizer = so.Adam([self.table], lr=0.1, **options)
+        group = {"params": [self.table], "memory": "row-wise"}
+        self.optimizer = so.Adam([group], lr=0.1, **options)
 
     def step_(self, seed: int, *, number: float = 0.0) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -129,7 +130,7 @@ def test_a_rule_that_a_subclass_gives_is_taken_as_it_is():
     for stepping in (stepping_by_gpu_kernels, stepping_by_reference):
         with stepping():
             run = Run()
-            run.optimizer = Halved([run.table], lr=0.1)
+            run.optimizer = Halved([{"params": [run.table], "memory": "row-wise"}], lr=0.1)
             run.step_(0)
             run.step_(1)
             outcomes.append(run.bits())

@@ -19,7 +19,7 @@ driver = PtxDriver()  # Triton keeps what it has compiled, with the driver of th
 def trained(tables: int) -> list[Tensor]:
     """Tables after three steps: with other rates, other entries and an address that is odd."""
     parameters = [torch.nn.Parameter(torch.ones(40, 8)) for _ in range(tables)]
-    optimizer = so.Adam([{"params": parameters, "memory": "lean-0.1"}], lr=0.125)
+    optimizer = so.Adam([{"params": parameters, "memory": "row-wise"}], lr=0.125)
     generator = torch.Generator().manual_seed(0)
     for count in (45, 50, 20, 50):
         for parameter in parameters:
