@@ -46,7 +46,6 @@ def _ours(
     return DenseMethod(f"so.AdamW, {title}", optimizer, is_usual)
 
 
-_COLUMNS = so.Sketched(ratio=1 / 8, conservative=True, columns=True)
 DENSE_METHODS = {
     "fused-adamw": DenseMethod(
         "torch AdamW, fused", lambda tables: torch.optim.AdamW(tables, lr=RATE, fused=True)
@@ -56,7 +55,7 @@ DENSE_METHODS = {
     ),
     "lean": _ours("lean", "lean"),
     "lean-unchecked": _ours("lean, unchecked", "lean", nonfinite="unchecked"),
-    "lean-columns": _ours("lean, columns", so.Memory(second=_COLUMNS)),
+    "lean-0.1": _ours("lean without columns", "lean-0.1"),
     "row-wise": _ours("row-wise", "row-wise"),
     "row-wise-columns": _ours("row-wise, columns", so.Memory(second=so.RowWise(columns=True))),
     "paper-v-only": _ours("paper V-only", "paper-v-only", is_usual=False),
