@@ -243,6 +243,8 @@ bool is_grouped_late(const Call& call) {
 int64_t bytes_of_late(const Call& call) {
   Memory needed(kNowhere);
   needed.take<int64_t>(words_of_room(call));
+  // Without lookups there are no ids to point at, but such a step is no step along a dense gradient.
+  call.step->gradient.ids = static_cast<const int64_t*>(kNowhere);
   call.step->gradient.starts = static_cast<const uint32_t*>(kNowhere);
   place(call, needed);
   return needed.bytes;
