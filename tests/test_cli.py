@@ -70,11 +70,12 @@ def test_the_largest_tables_are_planned_to_the_byte(name, budget, exact, tmp_pat
     assert 0.9 * plan.budget_bytes < plan.state_bytes <= plan.budget_bytes
     for name, memory in plan.memory.items():
         table = next(p for p in plan.parameters if p.name == name)
-        counters = table.shape[0]
+        numbers = table.shape[0]
         if isinstance(memory.second, so.Sketched):
             # with a float32 scale, and four words of 64 bits for each hash row
-            counters = 3 * memory.second.width + 1 + 3 * 4 * 2
-        assert table.state_bytes == 4 * counters
+            numbers = 3 * memory.second.width + 1 + 3 * 4 * 2
+        numbers += memory.second.columns * table.shape[1]
+        assert table.state_bytes == 4 * numbers
 
 
 @pytest.mark.parametrize(
@@ -106,7 +107,7 @@ def test_inspect_prints_what_a_checkpoint_holds(tmp_path, monkeypatch, capsys):
         main()
     assert ended.value.code == 0
     line = next(line for line in capsys.readouterr().out.splitlines() if "second" in line)
-    assert "by row, 3 x 208" in line
+    assert "by row x column, 3 x 208" in line
     assert f"{so.memory_report(optimizer).state_bytes:,}" in line
 
 

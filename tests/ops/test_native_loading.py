@@ -94,6 +94,7 @@ TYPES = {
     "int32_t": ctypes.c_int32,
     "uint32_t": ctypes.c_uint32,
     "int64_t": ctypes.c_int64,
+    "uint64_t": ctypes.c_uint64,
     "double": ctypes.c_double,
     "float": ctypes.c_float,
     "Gradient": _native.Gradient,

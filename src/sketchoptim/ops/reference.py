@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from .. import _rounding
-from .._rows import Chunk, arithmetic_dtype, rows_in_a_chunk
+from .._rows import Chunk
 from .._sketch import LARGEST_VALUE
 from .._torch_private import entries
 from ..deferred import DeferredGradient, rows_of
@@ -17,9 +17,6 @@ from ._rule import AnyRule
 # Its square is the largest value that a sketch takes, which leaves room in float32 for 2^48 of them
 # in any sum (a row's mean, a factor of rank one).
 LARGEST_GRADIENT = math.sqrt(LARGEST_VALUE)
-# What a step allocates at most, beside two copies of the touched rows: so many chunks of rows. The
-# steps with the most are those of sketches by element, which need 32, mostly for places in int64.
-_CHUNKS = 48
 
 
 class Reference:
@@ -78,14 +75,6 @@ class ReferenceStep:
         self.rows = rows_of(gradient)
         self.touched = len(self.rows)
         self._drive: Drive | None = None
-
-    @property
-    def working_bytes(self) -> int:
-        """What `run_` allocates at a time, at most."""
-        dim = max(1, self.parameter.shape[1:].numel())
-        chunk = min(self.touched, rows_in_a_chunk(dim, self.parameter.device))
-        itemsize = arithmetic_dtype(self.parameter.dtype).itemsize
-        return (2 * self.touched + _CHUNKS * chunk) * dim * itemsize
 
     def has_finite_gradient(self) -> bool:
         """Whether every gradient that would reach the moments is finite, and its square is too."""

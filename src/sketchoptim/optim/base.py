@@ -360,16 +360,12 @@ class _Prepared:
     def reserve_memory(self) -> None:
         """Raises if there is no memory for what steps allocate while they run.
 
-        What the reference and torch's functions need is freed again: what is there now will be
-        there in a moment. They step one parameter after the other, so the largest need counts.
+        What torch's functions need is freed again: what is there now will be there in a moment.
+        They step one parameter after the other, so the largest need counts.
         """
         for step in self.steps:
             step.reserve_()
         needs: dict[torch.device, int] = {}
-        for step in self.steps:
-            if type(step.prepared) is ops.ReferenceStep:
-                device = step.binding.local.device
-                needs[device] = max(needs.get(device, 0), step.prepared.working_bytes)
         for _, bindings in self.by_torch:
             for it in bindings:
                 device = it.local.device
