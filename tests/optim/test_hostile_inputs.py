@@ -410,4 +410,4 @@ def test_a_step_count_that_is_none_is_refused_by_name(spoiled, count):
 def test_a_step_that_lacks_memory_is_done_or_not_begun():
     result = run_program("starved_steps.py")
     assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith("refused then done 1")  # 10 tensors and more
+    assert result.stdout == "refused then done 13\n"
